@@ -7,7 +7,7 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::future::ready;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use castnet_toml_reader::Value;
 use tonic::body::Body;
@@ -242,12 +242,44 @@ impl From<Denied> for Status {
 }
 
 /// Who may call a service.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Access {
-    /// Roles of certificates.
-    pub roles: Roles,
-    /// Has a line for each call that is more than reading.
-    pub audit: Option<AuditLog>,
+    roles: RwLock<Roles>,
+    audit: Option<AuditLog>,
+}
+
+impl Access {
+    /// By the roles of certificates. The log has a line for each call that is more than reading.
+    pub fn new(roles: Roles, audit: Option<AuditLog>) -> Self {
+        let roles = RwLock::new(roles);
+        Self { roles, audit }
+    }
+
+    /// Sets the roles for all calls from now on, of a service at `address`.
+    ///
+    /// # Errors
+    /// With TLS, if no certificate could change anything; then nothing changes.
+    pub fn set_roles(&self, address: &Address, roles: Roles) -> Result<(), TransportError> {
+        check_roles(address, &roles)?;
+        *self.roles.write().unwrap_or_else(PoisonError::into_inner) = roles;
+        Ok(())
+    }
+
+    fn roles(&self) -> RwLockReadGuard<'_, Roles> {
+        self.roles.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether certificates could change anything at a service.
+///
+/// # Errors
+/// With TLS, if none could.
+pub fn check_roles(address: &Address, roles: &Roles) -> Result<(), TransportError> {
+    let is_tls = matches!(address, Address::Tcp { tls: true, .. });
+    match is_tls && roles.operators.is_empty() && roles.controllers.is_empty() {
+        true => Err(TransportError::NoOperators(address.clone())),
+        false => Ok(()),
+    }
 }
 
 /// Like [`transport::serve`], for services behind [`guard`].
@@ -260,10 +292,7 @@ pub async fn serve(
     access: &Access,
     routes: Routes,
 ) -> Result<Server, TransportError> {
-    let is_tls = matches!(address, Address::Tcp { tls: true, .. });
-    if is_tls && access.roles.operators.is_empty() && access.roles.controllers.is_empty() {
-        return Err(TransportError::NoOperators(address.clone()));
-    }
+    check_roles(address, &access.roles())?;
     transport::serve(address, security, routes).await
 }
 
@@ -295,7 +324,7 @@ impl Guard {
         let right = (self.rights)(method).ok_or_else(|| Status::unimplemented(method.to_owned()))?;
         let peer = request.extensions().get::<Arc<Peer>>().cloned();
         let peer = peer.ok_or_else(|| Status::internal("the client of this request is unknown"))?;
-        let role = self.access.roles.of(&peer);
+        let role = self.access.roles().of(&peer);
         let caller = Caller::new(peer, role);
         let denied = (!right.roles().contains(&role)).then(|| {
             let roles: Vec<String> = right.roles().iter().map(Role::to_string).collect();
@@ -448,6 +477,26 @@ mod tests {
         for (names, role) in cases {
             assert_eq!(roles.of(&peer(names)), role, "{names:?}");
         }
+    }
+
+    #[test]
+    fn roles_change_for_later_calls_but_never_to_nobody() {
+        let roles = |operator: &str| Roles {
+            operators: vec![operator.into()],
+            ..Roles::default()
+        };
+        let access = Access::new(roles("ops"), None);
+        let of = |name: &str| access.roles().of(&peer(Some(&[name])));
+        let (tls, plain): (Address, Address) = (
+            "https://127.0.0.1:1".parse().expect("an address"),
+            "unix:/run/s".parse().expect("an address"),
+        );
+        assert!(access.set_roles(&tls, Roles::default()).is_err());
+        assert_eq!((of("ops"), of("new")), (Role::Operator, Role::Host));
+        assert!(access.set_roles(&tls, roles("new")).is_ok());
+        assert_eq!((of("ops"), of("new")), (Role::Host, Role::Operator));
+        // Without TLS nobody has a certificate.
+        assert!(access.set_roles(&plain, Roles::default()).is_ok());
     }
 
     #[test]

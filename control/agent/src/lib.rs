@@ -88,7 +88,7 @@ impl Agent {
         address: &Address,
         security: &Security,
     ) -> Result<Self, TransportError> {
-        Self::start_for(dataplane, address, security, Access::default()).await
+        Self::start_for(dataplane, address, security, Arc::default()).await
     }
 
     /// Like [`Agent::start`], for clients with certificates.
@@ -99,7 +99,7 @@ impl Agent {
         dataplane: Arc<Dataplane>,
         address: &Address,
         security: &Security,
-        access: Access,
+        access: Arc<Access>,
     ) -> Result<Self, TransportError> {
         // The seed of the standard library's hash maps is random. 0 means unknown in messages.
         let boot_id = RandomState::new().build_hasher().finish() | 1;
@@ -113,7 +113,6 @@ impl Agent {
         let service = service::Service {
             shared: shared.clone(),
         };
-        let access = Arc::new(access);
         let service = guard(&access, crate::access::right, AgentServer::new(service));
         let log = guard(&access, process::right, process::server());
         let routes = Routes::new(service).add_service(log);

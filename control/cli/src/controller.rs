@@ -1,11 +1,12 @@
 use std::path::PathBuf;
+use std::pin::pin;
 use std::str::FromStr;
 
 use castnet_console::connect::{self, ServeArgs, Tls};
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::files;
 use castnet_console::output::{Output, remark};
-use castnet_console::service::{Ready, Signals};
+use castnet_console::service::{Ready, Reloads, Signals};
 use castnet_console::settings;
 use castnet_controller::{Config, Controller, DEFAULT_LISTEN, StartError, SwitchConfig};
 use castnet_proto::transport::Address;
@@ -17,7 +18,7 @@ use clap::Args;
 /// Runs the controller: plans groups over the fabric and programs its switches
 #[derive(Debug, Args)]
 #[command(
-    after_help = "It stops at SIGINT or SIGTERM; the switches keep their groups, and a controller that is started with the same --store continues to manage them. A controller whose store has no groups creates none where switches have groups of other controllers, as its store may be the wrong one, until it is started once with --init.
+    after_help = "At SIGHUP it reads its configuration again, and goes on with that, as after a restart: switches, topology, roles, tenants, timeouts. It stops at SIGINT or SIGTERM; the switches keep their groups, and a controller that is started with the same --store continues to manage them. A controller whose store has no groups creates none where switches have groups of other controllers, as its store may be the wrong one, until it is started once with --init.
 
 Examples:
   castnet controller --switch leaf1=http://127.0.0.1:7471
@@ -143,23 +144,49 @@ impl ControllerCommand {
 
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let config = self.settings()?;
-        let signals = Signals::catch()?;
+        let (signals, mut reloads) = (Signals::catch()?, Reloads::catch()?);
         let log = config.audit_log.as_deref();
         let _reader = log.map(files::await_reader).transpose()?;
-        let controller = Controller::start(config).await.map_err(|e| match e {
-            StartError::Config(_) | StartError::AuditLog { .. } => Failure::usage(e),
-            StartError::Store(_) => Failure::failed(e).next(
-                "see that no other controller has the same --store, and that this user may write to it",
-            ),
-            StartError::Transport(e) => connect::failure(&e, ""),
-        })?;
+        let mut controller = Controller::start(config).await.map_err(failure)?;
         let address = controller.address().map(ToString::to_string).unwrap_or_default();
         let ready = Ready::announce(output, "controller", &address, self.ready_file.as_deref())?;
-        signals.first().await;
+        let mut stop = pin!(signals.first());
+        loop {
+            tokio::select! {
+                () = &mut stop => break,
+                () = reloads.next() => {
+                    let config = self.settings();
+                    let checked = config.and_then(|config| match controller.check(&config) {
+                        Ok(()) => Ok(config),
+                        Err(error) => Err(failure(error)),
+                    });
+                    match checked {
+                        Ok(config) => tokio::select! {
+                            biased;
+                            () = &mut stop => break,
+                            done = controller.reload(config) => {
+                                done.map_err(failure)?;
+                                remark("controller: its configuration was read again");
+                            }
+                        },
+                        Err(failure) => tracing::error!("the configuration stays as it is: {failure}"),
+                    }
+                }
+            }
+        }
         drop(ready);
         controller.stop().await;
         remark("controller: stopped; the switches keep their groups");
         Ok(())
+    }
+}
+
+fn failure(error: StartError) -> Failure {
+    match error {
+        StartError::Config(_) | StartError::AuditLog { .. } | StartError::Kept(_) => Failure::usage(error),
+        StartError::Store(_) => Failure::failed(error)
+            .next("see that no other controller has the same --store, and that this user may write to it"),
+        StartError::Transport(error) => connect::failure(&error, ""),
     }
 }
 

@@ -1,20 +1,22 @@
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use castnet_agent::{FabricPort, LoadError};
+use castnet_agent::{Agent, FabricPort, LoadError};
 use castnet_console::api;
 use castnet_console::connect;
 use castnet_console::drops;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::files;
-use castnet_console::output::{Output, Page, Report, named};
-use castnet_console::service::{Ready, Signals};
+use castnet_console::output::{Output, Page, Report, named, remark};
+use castnet_console::service::{Ready, Reloads, Signals};
 use castnet_console::settings;
 use castnet_console::units::{plural, span};
 use castnet_mrp::Limits;
-use castnet_proto::access::{Access, Roles};
+use castnet_proto::access::Access;
 use castnet_proto::audit::AuditLog;
+use castnet_proto::transport::Address;
 use castnet_rules::RuleSet;
 use castnet_switch::config::SwitchConfig;
 use castnet_switch::mrp::MrpRule;
@@ -39,7 +41,7 @@ After any of them: ecn=on marks packets in long send queues (docs/congestion.md;
 
 Faults for labs, on all ports or on one ([PORT:]OPTIONS): loss=1% duplicate=1% reorder=1% corrupt=1% delay=50us jitter=1ms seed=7; rx. or tx. before an option means one direction.
 
-It stops at SIGINT or SIGTERM with a summary; a second signal ends it at once.
+It stops at SIGINT or SIGTERM with a summary; a second signal ends it at once. At SIGHUP it takes over the roles of certificates as the configuration file has them then.
 
 Examples:
   castnet switch --port h1=veth-h1 --port h2=veth-h2
@@ -62,7 +64,7 @@ pub(crate) struct SwitchCommand {
 impl SwitchCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let file = self.config.as_deref().map(SwitchConfig::read).transpose()?;
-        let config = self.flags.or(file.unwrap_or_default());
+        let config = self.flags.clone().or(file.unwrap_or_default());
         let mut security = config.tls.security()?;
         security.socket = config.serve.socket();
         let rules = config
@@ -84,7 +86,7 @@ impl SwitchCommand {
             .into_iter()
             .map(|(port, mac)| FabricPort { port, mac })
             .collect();
-        let signals = Signals::catch()?;
+        let (signals, mut reloads) = (Signals::catch()?, Reloads::catch()?);
         let log = config.serve.audit_log.as_deref();
         let _reader = log.map(files::await_reader).transpose()?;
 
@@ -95,14 +97,8 @@ impl SwitchCommand {
             let failed = |e| Failure::usage(format!("audit log {}: {e}", path.display()));
             AuditLog::open(path).map_err(failed)
         };
-        let access = Access {
-            roles: Roles {
-                controllers: config.controllers.clone(),
-                ..config.serve.roles()
-            },
-            audit: log.map(open).transpose()?,
-        };
-        let agent = castnet_agent::Agent::start_for(dataplane.clone(), &config.listen(), &security, access)
+        let access = Arc::new(Access::new(config.roles(), log.map(open).transpose()?));
+        let agent = Agent::start_for(dataplane.clone(), &config.listen(), &security, access.clone())
             .await
             .map_err(|e| connect::failure(&e, ""))?;
         if let Some(registration) = &dataplane.config().engine.registration {
@@ -117,7 +113,16 @@ impl SwitchCommand {
             &agent.address().to_string(),
             self.ready_file.as_deref(),
         )?;
-        signals.first().await;
+        let mut stop = pin!(signals.first());
+        loop {
+            tokio::select! {
+                () = &mut stop => break,
+                () = reloads.next() => match self.reload(&access, agent.address()) {
+                    Ok(()) => remark(&format!("{name}: the roles of certificates were read again; all else is read at a start")),
+                    Err(failure) => tracing::error!("the configuration stays as it is: {failure}"),
+                },
+            }
+        }
 
         drop(ready);
         agent.stop().await;
@@ -130,6 +135,17 @@ impl SwitchCommand {
             ));
         };
         output.show_next(&Summary::new(name, started.elapsed(), &counters))
+    }
+}
+
+impl SwitchCommand {
+    /// Takes over what the configuration file says now of who may call. Nothing changes if it has a fault.
+    fn reload(&self, access: &Access, address: &Address) -> Outcome {
+        let file = self.config.as_deref().map(SwitchConfig::read).transpose()?;
+        let config = self.flags.clone().or(file.unwrap_or_default());
+        access
+            .set_roles(address, config.roles())
+            .map_err(|e| connect::failure(&e, ""))
     }
 }
 
@@ -176,6 +192,7 @@ fn limits(mrp: &MrpRule) -> Limits {
     let default = Limits::default();
     Limits {
         groups_per_leader: mrp.groups_per_leader.unwrap_or(default.groups_per_leader),
+        groups_per_port: mrp.groups_per_port.unwrap_or(default.groups_per_port),
         groups: mrp.groups.unwrap_or(default.groups),
         members: mrp.members.unwrap_or(default.members),
         lifetime: mrp.lifetime().unwrap_or(default.lifetime),

@@ -1,7 +1,9 @@
 //! Readiness and signals of services.
 
+use std::fs::{File, Metadata};
 use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -84,16 +86,39 @@ impl Signals {
     }
 }
 
+/// SIGHUP asks a service to read its configuration again. It ends no process that catches it.
+#[derive(Debug)]
+pub struct Reloads(Signal);
+
+impl Reloads {
+    /// Call it before readiness is announced.
+    pub fn catch() -> Outcome<Self> {
+        Ok(Self(signal(SignalKind::hangup())?))
+    }
+
+    /// Waits for the next one.
+    pub async fn next(&mut self) {
+        self.0.recv().await;
+    }
+}
+
 #[derive(Serialize)]
 struct Listening<'a> {
     name: &'a str,
     listening: &'a str,
 }
 
-/// Reports readiness on stdout, to systemd, and in a file. A regular file is removed on drop.
+/// Reports readiness on stdout, to systemd, and in a file. A regular file is removed on drop, unless another one has taken its place.
 #[derive(Debug)]
 pub struct Ready {
-    file: Option<PathBuf>,
+    file: Option<(PathBuf, Identity)>,
+}
+
+/// Device and inode of a file.
+type Identity = (u64, u64);
+
+fn identity(file: &Metadata) -> Identity {
+    (file.dev(), file.ino())
 }
 
 impl Ready {
@@ -125,7 +150,10 @@ impl Ready {
         let text = format!("{text}\n");
         let written = place(path).and_then(|place| match place {
             Place::Special => files::write(path, text.as_bytes()).map(|()| None),
-            Place::File(path) => write_whole(&path, &text).map(|()| Some(path)),
+            Place::File(path) => {
+                is_replaceable(&path)?;
+                write_whole(&path, &text).map(|written| Some((path, written)))
+            }
         });
         let file = written.map_err(|e| {
             if files::is_by_signal(&e) {
@@ -141,19 +169,48 @@ impl Ready {
 impl Drop for Ready {
     fn drop(&mut self) {
         notify("STOPPING=1");
-        if let Some(path) = &self.file {
+        if let Some((path, own)) = &self.file
+            && std::fs::symlink_metadata(path).is_ok_and(|file| identity(&file) == *own)
+        {
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
+/// Whether nothing is lost with what stands at `path`: nothing, an empty file, or what a service has written there before.
+fn is_replaceable(path: &Path) -> std::io::Result<()> {
+    const LONGEST: u64 = 4096;
+    let text = match std::fs::metadata(path) {
+        Ok(file) if file.len() <= LONGEST => std::fs::read_to_string(path).unwrap_or_else(|_| "\0".into()),
+        Ok(_) => "\0".into(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let begins = |start: &&str| text.starts_with(start);
+    let is_word = ["http://", "https://", "unix:", "0x"].iter().any(begins) && text.lines().count() == 1;
+    match text.is_empty() || is_word {
+        true => Ok(()),
+        false => Err(std::io::Error::other(
+            "there is another file: nothing is written over it",
+        )),
+    }
+}
+
 /// Atomically.
-fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
+fn write_whole(path: &Path, text: &str) -> std::io::Result<Identity> {
     let mut part = path.as_os_str().to_owned();
     part.push(format!(".{}", std::process::id()));
     let part = PathBuf::from(part);
-    std::fs::write(&part, text)?;
-    std::fs::rename(&part, path)
+    let written = (|| {
+        let mut file = File::create_new(&part)?;
+        file.write_all(text.as_bytes())?;
+        let own = identity(&file.metadata()?);
+        std::fs::rename(&part, path).map(|()| own)
+    })();
+    if written.is_err() {
+        let _ = std::fs::remove_file(&part);
+    }
+    written
 }
 
 /// Reports to systemd if it asked for it (sd_notify(3)).
@@ -198,6 +255,27 @@ mod tests {
         assert!(link.is_symlink() && !path.exists());
         drop(Ready::quiet(Some(Path::new("/dev/null")), "here").expect("written"));
         assert!(!Path::new("/dev/null").is_file());
+        // What was written before may be written over, and nothing else; what another process has put there stays.
+        for (before, is_taken) in [
+            ("", true),
+            ("unix:/run/s\n", true),
+            ("0x12\n", true),
+            ("precious\n", false),
+            ("unix:/a\nx", false),
+        ] {
+            std::fs::write(&path, before).expect("written");
+            let ready = Ready::quiet(Some(&path), "here");
+            assert_eq!(ready.is_ok(), is_taken, "{before:?}");
+            std::fs::remove_file(&path).expect("it is there");
+            std::fs::write(&path, "http://other\n").expect("written");
+            drop(ready);
+            assert!(path.exists());
+        }
+        std::fs::write(&path, [0xFF; 9]).expect("written");
+        assert!(Ready::quiet(Some(&path), "here").is_err());
+        assert!(Ready::quiet(Some(folder.path()), "here").is_err());
+        let names = std::fs::read_dir(folder.path()).expect("a folder");
+        assert_eq!(names.count(), 2, "no part is left");
         let failure =
             Ready::announce(output, "x", "y", Some(Path::new("/nonexistent/ready"))).expect_err("no folder");
         assert_eq!(failure.code(), 2);

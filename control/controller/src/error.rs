@@ -287,4 +287,7 @@ pub enum StartError {
     /// The address cannot be served.
     #[error(transparent)]
     Transport(#[from] TransportError),
+    /// What a running controller keeps is to change.
+    #[error("{0} is another one than at the start: that takes a restart")]
+    Kept(&'static str),
 }

@@ -56,15 +56,15 @@ mod watch;
 pub mod written_off;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use castnet_proto::access::{Access, guard, serve};
+use castnet_proto::access::{Access, check_roles, guard, serve};
 use castnet_proto::audit::AuditLog;
 use castnet_proto::process;
 use castnet_proto::transport::{Address, Server};
 use castnet_proto::v1::ControllerTerm;
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -93,10 +93,24 @@ pub use crate::tenants::Tenant;
 
 /// A running controller. If dropped, it ends at once, as if killed; [`Controller::stop`] waits until it has ended.
 pub struct Controller {
+    config: Config,
+    place: Place,
+    access: Arc<Access>,
+    front: Front,
     /// While it leads, which a controller without others always does.
     present: Present,
     election: Option<(CancellationToken, JoinHandle<()>)>,
     server: Option<Server>,
+}
+
+/// Where its store is.
+enum Place {
+    /// It outlives the work on it: in memory, or of a test.
+    Given(Arc<dyn Store>),
+    /// It is closed when the work ends.
+    File(PathBuf),
+    /// There are several controllers.
+    Etcd(EtcdConfig),
 }
 
 impl Controller {
@@ -107,44 +121,110 @@ impl Controller {
     /// The configuration contradicts itself, the store does not open, or the address cannot be served.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         config.check()?;
-        let store: Arc<dyn Store> = match (&config.etcd, &config.store) {
-            (Some(etcd), _) => {
-                let etcd = etcd.clone();
-                return Self::start_on_etcd(config, etcd).await;
-            }
-            (None, Some(path)) => Arc::new(RedbStore::open(path)?),
-            (None, None) => Arc::new(MemoryStore::default()),
+        let place = match (&config.etcd, &config.store) {
+            (Some(etcd), _) => Place::Etcd(etcd.clone()),
+            (None, Some(path)) => Place::File(path.clone()),
+            (None, None) => Place::Given(Arc::new(MemoryStore::default())),
         };
-        Self::start_with(config, store).await
+        Self::serve(config, place).await
     }
 
     /// Like [`Controller::start`], with this store instead of the configured one.
     pub async fn start_with(config: Config, store: Arc<dyn Store>) -> Result<Self, StartError> {
         config.check()?;
-        let front = Front::new();
-        let server = listen(&config, &front).await?;
-        let address = config.advertise.as_ref().unwrap_or(server.address()).clone();
-        let shared = begin(config, store, &address, None).await?;
-        front.lead(&shared);
-        Ok(Self {
-            present: Arc::new(Mutex::new(Some(shared))),
-            election: None,
-            server: Some(server),
-        })
+        Self::serve(config, Place::Given(store)).await
     }
 
-    async fn start_on_etcd(config: Config, etcd: EtcdConfig) -> Result<Self, StartError> {
+    async fn serve(config: Config, place: Place) -> Result<Self, StartError> {
         let front = Front::new();
-        let server = listen(&config, &front).await?;
-        let address = config.advertise.as_ref().unwrap_or(server.address()).clone();
-        let (present, stop) = (Present::default(), CancellationToken::new());
-        let to = (front, present.clone());
-        let election = tokio::spawn(election::run(config, etcd, address, to, stop.clone()));
-        Ok(Self {
-            present,
-            election: Some((stop, election)),
+        let (server, access) = listen(&config, &front).await?;
+        let mut controller = Self {
+            config,
+            place,
+            access,
+            front,
+            present: Present::default(),
+            election: None,
             server: Some(server),
-        })
+        };
+        controller.work().await?;
+        Ok(controller)
+    }
+
+    /// Begins to work by its configuration.
+    async fn work(&mut self) -> Result<(), StartError> {
+        let config = self.config.clone();
+        let served = self.server.as_ref().map(Server::address);
+        let Some(address) = config.advertise.as_ref().or(served).cloned() else {
+            return Ok(());
+        };
+        let store: Arc<dyn Store> = match &self.place {
+            Place::Given(store) => store.clone(),
+            Place::File(path) => Arc::new(RedbStore::open(path)?),
+            Place::Etcd(etcd) => {
+                let (to, stop) = (
+                    (self.front.clone(), self.present.clone()),
+                    CancellationToken::new(),
+                );
+                let election = election::run(config, etcd.clone(), address, to, stop.clone());
+                self.election = Some((stop, tokio::spawn(election)));
+                return Ok(());
+            }
+        };
+        let shared = begin(config, store, &address, None).await?;
+        self.front.lead(&shared);
+        *self.present.lock() = Some(shared);
+        Ok(())
+    }
+
+    /// Ends its work. Groups stay on the switches.
+    async fn rest(&mut self) {
+        if let Some((stop, election)) = self.election.take() {
+            stop.cancel();
+            // It ends early only with the runtime.
+            let _ = election.await;
+        }
+        let shared = self.present.lock().take();
+        if let Some(shared) = shared {
+            shared.stop().await;
+        }
+    }
+
+    /// Whether it may go on with this configuration.
+    ///
+    /// # Errors
+    /// The configuration contradicts itself, or changes what a running controller keeps.
+    pub fn check(&self, config: &Config) -> Result<(), StartError> {
+        config.check()?;
+        let now = &self.config;
+        let kept = [
+            ("listen", config.listen == now.listen),
+            (
+                "the certificate files or the mode of the socket",
+                config.security == now.security,
+            ),
+            ("audit_log", config.audit_log == now.audit_log),
+            ("store", config.store == now.store && config.etcd == now.etcd),
+        ];
+        match kept.into_iter().find(|(_, same)| !same) {
+            Some((what, _)) => Err(StartError::Kept(what)),
+            None => check_roles(&config.listen, &config.roles).map_err(StartError::from),
+        }
+    }
+
+    /// Goes on as if it had been started with a [checked](Self::check) configuration. Traffic and groups stay, and so do connections of clients; their
+    /// calls end as when a controller stops.
+    ///
+    /// # Errors
+    /// It does not accept the configuration, and goes on as before; or the store fails, and it serves no longer.
+    pub async fn reload(&mut self, config: Config) -> Result<(), StartError> {
+        self.check(&config)?;
+        self.access.set_roles(&config.listen, config.roles.clone())?;
+        self.front
+            .wait("the controller takes over a configuration".into(), None);
+        self.rest().await;
+        self.config = config;
+        self.work().await
     }
 
     /// Its address.
@@ -163,36 +243,26 @@ impl Controller {
 
     /// Stops it: closes the store and frees the address. Groups stay on the switches.
     pub async fn stop(mut self) {
-        if let Some((stop, election)) = self.election.take() {
-            stop.cancel();
-            // It ends early only with the runtime.
-            let _ = election.await;
-        }
-        let shared = self.present.lock().take();
-        if let Some(shared) = shared {
-            shared.stop().await;
-        }
+        self.rest().await;
         if let Some(server) = self.server.take() {
             server.stop().await;
         }
     }
 }
 
-async fn listen(config: &Config, front: &Front) -> Result<Server, StartError> {
+async fn listen(config: &Config, front: &Front) -> Result<(Server, Arc<Access>), StartError> {
     let audit = config.audit_log.as_ref().map(|path| {
         AuditLog::open(path).map_err(|error| StartError::AuditLog {
             path: path.clone(),
             error,
         })
     });
-    let access = Arc::new(Access {
-        roles: config.roles.clone(),
-        audit: audit.transpose()?,
-    });
+    let access = Arc::new(Access::new(config.roles.clone(), audit.transpose()?));
     let service = guard(&access, access::right, front.clone());
     let log = guard(&access, process::right, process::server());
     let routes = Routes::new(service).add_service(log);
-    Ok(serve(&config.listen, &config.security, &access, routes).await?)
+    let server = serve(&config.listen, &config.security, &access, routes).await?;
+    Ok((server, access))
 }
 
 /// Loads the store and starts all tasks. `address`: where clients reach the controller.

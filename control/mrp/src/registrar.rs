@@ -16,6 +16,8 @@ const WITHDRAWN: Nanos = Nanos::from_secs(10);
 pub struct Limits {
     /// Most groups of a leader.
     pub groups_per_leader: usize,
+    /// Most groups of all leaders at a port, with those withdrawn in the last ten seconds: leaders are known by ARP, which a host can forge.
+    pub groups_per_port: usize,
     /// Most groups of all leaders together, with those withdrawn in the last ten seconds.
     pub groups: usize,
     /// Most members of a group.
@@ -28,6 +30,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             groups_per_leader: 16,
+            groups_per_port: 256,
             groups: 1024,
             members: 1024,
             lifetime: Nanos::from_secs(60),
@@ -253,7 +256,14 @@ impl Registrar {
         } else {
             let of_leader = self.groups.values().filter(|group| group.leader == at.leader);
             let live = of_leader.filter(|group| !matches!(group.state, State::Withdrawn(_)));
-            if live.count() >= self.limits.groups_per_leader || self.groups.len() >= self.limits.groups {
+            let all = self.groups.values();
+            let at_port = all
+                .filter(|group| group.from_leader && group.upstream.0 == port)
+                .count();
+            if live.count() >= self.limits.groups_per_leader
+                || from_leader && at_port >= self.limits.groups_per_port
+                || self.groups.len() >= self.limits.groups
+            {
                 return refused(MrpReason::TooManyGroups, switch);
             }
         }

@@ -34,6 +34,9 @@ pub struct MrpRule {
         value_name = "N"
     )]
     pub groups_per_leader: Option<usize>,
+    /// Most groups of all leaders at a port [default: 256]
+    #[arg(id = "mrp_groups_per_port", long = "mrp-groups-per-port", value_name = "N")]
+    pub groups_per_port: Option<usize>,
     /// Most groups of all leaders [default: 1024]
     #[arg(id = "mrp_groups", long = "mrp-groups", value_name = "N")]
     pub groups: Option<usize>,
@@ -58,6 +61,7 @@ impl MrpRule {
             fabric_ports: list(self.fabric_ports, other.fabric_ports),
             udp_port: self.udp_port.or(other.udp_port),
             groups_per_leader: self.groups_per_leader.or(other.groups_per_leader),
+            groups_per_port: self.groups_per_port.or(other.groups_per_port),
             groups: self.groups.or(other.groups),
             members: self.members.or(other.members),
             lifetime: self.lifetime.or(other.lifetime),
@@ -79,6 +83,7 @@ impl MrpRule {
                 v.number(0..=u64::from(u16::MAX), "is over 16 bits")
             }),
             groups_per_leader: t.get("groups_per_leader", count),
+            groups_per_port: t.get("groups_per_port", count),
             groups: t.get("groups", count),
             members: t.get("members", count),
             lifetime: t.get("lifetime", Value::number_or_text),

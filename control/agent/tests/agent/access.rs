@@ -45,10 +45,7 @@ async fn a_switch_takes_orders_of_its_controllers_and_operators_only() {
         controllers: vec!["c1".into()],
         read_only: vec!["grafana".into()],
     };
-    let access = Access {
-        roles,
-        ..Access::default()
-    };
+    let access = Arc::new(Access::new(roles, None));
     let agent = Agent::start_for(dataplane, &listen, &own, access).await.unwrap();
 
     let remove = || v1::RemoveGroupRequest {

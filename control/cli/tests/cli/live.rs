@@ -86,7 +86,7 @@ impl Service {
         Self::start(&args)
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id() as i32), signal).expect("it is there");
     }
 

@@ -1,12 +1,14 @@
 //! What operators do beside groups: exit codes, the log, versions, stores, plans, events of a controller.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command as Process, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::live::{Service, ask, castnet, folder, json, refusal};
@@ -362,4 +364,143 @@ fn events_of_the_controller_are_followed_over_its_restart() {
 
     let nobody = refusal(&["events"], &controller, "--agent").0;
     assert_eq!(nobody, 3, "a controller is no switch");
+}
+
+/// Each line of a log up to one that says `text`.
+fn await_line(log: &mut impl BufRead, text: &str) {
+    let mut line = String::new();
+    while !line.contains(text) {
+        line.clear();
+        assert_ne!(
+            log.read_line(&mut line).expect("UTF-8"),
+            0,
+            "it ended without {text:?}"
+        );
+    }
+}
+
+/// As after a restart, but for the connections. A file with a fault, or what takes a restart, changes nothing. No SIGHUP ends a service.
+#[test]
+fn services_take_over_their_configuration_at_sighup() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let mut switch = Service::switch(folder.path());
+    let write = |socket: &str, switches: &[&str]| {
+        let mut text = format!("listen = \"unix:{}\"\nstore = \"c.redb\"\n", at(socket));
+        for name in switches {
+            let agent = match *name {
+                "sw" => switch.address.clone(),
+                other => format!("unix:{}", at(other)),
+            };
+            text += &format!("[[switches]]\nname = \"{name}\"\nagent = \"{agent}\"\n");
+        }
+        std::fs::write(at("c.toml"), text).expect("written");
+    };
+    write("c.sock", &["away"]);
+    let mut controller = Service::start(&["controller", "--config", &at("c.toml")]);
+    let mut log = BufReader::new(controller.child.stderr.take().expect("stderr"));
+    let create = ["group", "create", "g", "--source", "h1", "--members", "h2"];
+    let created = json(&create, &controller, "--controller");
+
+    write("c.sock", &["away", "sw"]);
+    controller.signal(Signal::SIGHUP);
+    await_line(&mut log, "its configuration was read again");
+    let switches = || {
+        let known = json(&["topology"], &controller, "--controller");
+        let known = known["switches"].as_array().expect("switches");
+        let state = |s: &Value| (s["name"].to_string(), s["reachable"] == true);
+        known.iter().map(state).collect::<Vec<_>>()
+    };
+    while switches() != [("\"away\"".to_owned(), false), ("\"sw\"".to_owned(), true)] {}
+    let shown = json(&["group", "show", "g"], &controller, "--controller");
+    assert_eq!(shown["mcst_id"], created["mcst_id"]);
+
+    for faulty in ["listen = 3\n", "[[switches]]\n"] {
+        std::fs::write(at("c.toml"), faulty).expect("written");
+        controller.signal(Signal::SIGHUP);
+        await_line(&mut log, "the configuration stays as it is");
+    }
+    write("elsewhere.sock", &["sw"]);
+    controller.signal(Signal::SIGHUP);
+    await_line(&mut log, "listen is another one than at the start");
+    assert_eq!(switches().len(), 2);
+    assert_eq!(controller.stop(Signal::SIGTERM).1, Some(0));
+
+    let mut log = BufReader::new(switch.child.stderr.take().expect("stderr"));
+    switch.signal(Signal::SIGHUP);
+    await_line(&mut log, "roles of certificates were read again");
+    assert_eq!(ask(&["port"], &switch).as_array().map(Vec::len), Some(6));
+    assert_eq!(switch.stop(Signal::SIGTERM).1, Some(0));
+}
+
+/// Runs a switch named s in a shell that has done `before`, and returns it with its socket.
+fn switch_after(before: &str, socket: &Path, more: &str) -> Child {
+    let run = format!(
+        "{before}; exec {} switch --name s --port a=memory:a --listen unix:{} {more} --output json",
+        castnet().get_program().to_string_lossy(),
+        socket.display()
+    );
+    let mut child = Process::new("bash")
+        .args(["-c", &run])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("bash");
+    let mut ready = String::new();
+    let mut out = BufReader::new(child.stdout.take().expect("stdout"));
+    out.read_line(&mut ready).expect("a ready line");
+    child
+}
+
+/// As on a full disk: what does not fit is cut off again, so that the next line is one of its own.
+#[test]
+fn lines_of_the_audit_log_are_whole() {
+    let folder = folder();
+    let (socket, log) = (folder.path().join("s.sock"), folder.path().join("audit.jsonl"));
+    let audit = format!("--audit-log {}", log.display());
+    let mut child = switch_after("trap '' XFSZ; ulimit -f 2", &socket, &audit);
+    let agent = format!("unix:{}", socket.display());
+    for level in ["warn", "info"].repeat(8) {
+        let done = castnet().args(["log-level", level, "--agent", &agent]).output();
+        assert!(done.expect("it runs").status.success());
+    }
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("it is there");
+    let mut said = String::new();
+    let mut stderr = child.stderr.take().expect("stderr");
+    stderr.read_to_string(&mut said).expect("UTF-8");
+    let _ = child.wait();
+    let text = std::fs::read_to_string(&log).expect("the log");
+    assert!(
+        (1500..=2048).contains(&text.len()) && text.ends_with('\n'),
+        "{text}"
+    );
+    assert!(
+        text.lines()
+            .all(|line| serde_json::from_str::<Value>(line).is_ok()),
+        "{text}"
+    );
+    assert!(said.contains("lines of the audit log are lost"), "{said}");
+}
+
+/// Many clients that stay: the service says why it takes no more, works on for those that it has, and takes the next when it can.
+#[test]
+fn a_service_without_descriptors_says_so_and_goes_on() {
+    let folder = folder();
+    let socket = folder.path().join("s.sock");
+    let mut child = switch_after("ulimit -n 48", &socket, "");
+    let mut log = BufReader::new(child.stderr.take().expect("stderr"));
+    let clients: Vec<_> = (0..64)
+        .map(|_| UnixStream::connect(&socket).expect("the backlog has room"))
+        .collect();
+    await_line(&mut log, "raise the limit of open files");
+    drop(clients);
+    let listen = format!("unix:{}", socket.display());
+    let asked = castnet()
+        .args(["port", "--agent", &listen])
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&asked.stderr).into_owned();
+    let _ = child.kill();
+    let _ = child.wait();
+    assert!(asked.status.success(), "{said}");
 }

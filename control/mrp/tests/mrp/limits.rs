@@ -99,6 +99,48 @@ fn a_leader_has_a_limited_number_of_groups_and_gets_them_back() {
     assert_eq!(tables.groups.len(), 3);
 }
 
+/// One that answers for many addresses at its port leaves room for the leaders at others.
+#[test]
+fn a_port_has_a_limited_number_of_groups() {
+    let (fabric, mut tables) = (fabric(), Tables::default());
+    let limits = Limits {
+        groups_per_port: 2,
+        groups: 4,
+        ..Limits::default()
+    };
+    let mut registrar = Registrar::new(limits);
+    let hosts: Vec<String> = fabric.hosts().map(|h| h.name.clone()).collect();
+    let mut handle = |seconds, host: usize, n, number, withdraws: bool| {
+        let (leader, body) = registration(&fabric, &hosts[host], &[&hosts[5]]);
+        let body = if withdraws { MrpBody::Withdraw } else { body };
+        let mut around = around(&fabric, &mut tables);
+        let now = Nanos::from_secs(seconds);
+        registrar.handle_timeout(now, &mut around);
+        registrar.handle(
+            now,
+            received(host as u8, leader, mcst_id(n), number, body),
+            &mut around,
+        )
+    };
+    assert_eq!(
+        [handle(0, 0, 1, 1, false), handle(0, 0, 2, 1, false)],
+        [Ok(()), Ok(())]
+    );
+    assert_eq!(reason(handle(0, 0, 3, 1, false)), Some(MrpReason::TooManyGroups));
+    // Those that there are can be repeated and registered anew; one that was withdrawn takes its place for a while.
+    assert_eq!(
+        [
+            handle(1, 0, 1, 1, false),
+            handle(1, 0, 1, 2, false),
+            handle(1, 0, 2, 1, true)
+        ],
+        [Ok(()); 3]
+    );
+    assert_eq!(reason(handle(2, 0, 3, 1, false)), Some(MrpReason::TooManyGroups));
+    assert_eq!(handle(2, 1, 4, 1, false), Ok(()), "another port");
+    assert_eq!(handle(12, 0, 3, 1, false), Ok(()));
+}
+
 #[test]
 fn a_host_speaks_only_for_itself() {
     let (fabric, mut tables) = (fabric(), Tables::default());
@@ -380,7 +422,7 @@ proptest! {
     ) {
         let (fabric, mut tables) = (fabric(), Tables::default());
         let hosts: Vec<String> = fabric.hosts().map(|h| h.name.clone()).collect();
-        let limits = Limits { groups_per_leader: 1, groups: 2, members: 4, lifetime: Nanos::from_secs(60) };
+        let limits = Limits { groups_per_leader: 1, groups: 2, members: 4, ..Limits::default() };
         let mut registrar = Registrar::new(limits);
         let mut now = Nanos::ZERO;
         for (at, n, host, number, kind, seconds) in steps {

@@ -194,10 +194,7 @@ impl Lab {
                 .unwrap()
                 .unwrap();
             let dataplane = Arc::new(dataplane);
-            let access = Access {
-                roles: roles(),
-                ..Access::default()
-            };
+            let access = Arc::new(Access::new(roles(), None));
             let agent = Agent::start_for(dataplane.clone(), &listen, security, access);
             let agent = agent.await.unwrap();
             switches.push(SwitchConfig {

@@ -40,7 +40,7 @@ const BYTES_MAX: usize = 1_200_000;
 const PAGE: i64 = 512;
 
 /// Where the store is.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdConfig {
     /// The members of the cluster.
     pub members: Vec<Address>,
