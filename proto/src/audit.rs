@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +18,8 @@ use serde::Serialize;
 
 use crate::access::Caller;
 
+/// What each line begins with: its first field.
+const LINE_START: &[u8] = b"{\"at_unix_ns\":";
 /// Lines that wait to be written.
 const WAITING_MAX: usize = 4096;
 /// Most bytes of a file.
@@ -97,12 +99,26 @@ pub(crate) fn cut(text: &str) -> Cow<'_, str> {
     }
 }
 
+/// A regular file that has something else than an audit log is refused.
 fn open(path: &Path) -> io::Result<File> {
+    if std::fs::metadata(path).is_ok_and(|file| file.is_file()) {
+        is_log(&File::open(path)?)?;
+    }
     OpenOptions::new()
         .create(true)
         .append(true)
         .mode(0o600)
         .open(path)
+}
+
+/// Whether a file has nothing, or lines of an audit log.
+fn is_log(file: &File) -> io::Result<()> {
+    let mut start = Vec::new();
+    file.take(LINE_START.len() as u64).read_to_end(&mut start)?;
+    match LINE_START.starts_with(&start) {
+        true => Ok(()),
+        false => Err(io::Error::other("there is another file, which is no audit log")),
+    }
 }
 
 struct LogFile {
@@ -117,25 +133,41 @@ impl LogFile {
     fn write_all(mut self, lines: &Receiver<String>) {
         while let Ok(mut line) = lines.recv() {
             line.push('\n');
-            let written = self.reopen().and_then(|()| self.file.write_all(line.as_bytes()));
+            let written = self
+                .reopen()
+                .and_then(|length| self.write(line.as_bytes(), length));
             if let Err(error) = &written {
                 self.lost.fetch_add(1, Ordering::Relaxed);
                 tracing::debug!(%error, "a line of the audit log is lost");
             }
             self.tell(written.err());
         }
+        self.told = None;
+        self.tell(None);
     }
 
-    /// Opens the file anew if another one, or none, has its name.
-    fn reopen(&mut self) -> io::Result<()> {
+    /// Adds a line to a file of this length, whole or not at all.
+    fn write(&mut self, line: &[u8], length: u64) -> io::Result<()> {
+        let written = self.file.write_all(line);
+        if written.is_err() {
+            // Not of a pipe or a device.
+            let _ = self.file.set_len(length);
+        }
+        written
+    }
+
+    /// Opens the file anew if another one, or none, has its name. Returns its length.
+    fn reopen(&mut self) -> io::Result<u64> {
         let own = self.file.metadata()?;
         let same = |named: std::fs::Metadata| (named.dev(), named.ino()) == (own.dev(), own.ino());
         if !std::fs::metadata(&self.path).is_ok_and(same) {
             self.file = open(&self.path)?;
         } else if own.len() >= SIZE_MAX {
             self.put_aside()?;
+        } else {
+            return Ok(own.len());
         }
-        Ok(())
+        Ok(self.file.metadata()?.len())
     }
 
     fn put_aside(&mut self) -> io::Result<()> {
@@ -144,6 +176,11 @@ impl LogFile {
             name.push(format!(".{n}"));
             name
         };
+        for n in 1..=KEPT {
+            if Path::new(&kept(n)).exists() {
+                is_log(&File::open(kept(n))?)?;
+            }
+        }
         for n in (1..KEPT).rev() {
             match std::fs::rename(kept(n), kept(n + 1)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -184,6 +221,7 @@ mod tests {
             told: None,
         };
         for n in 1..=6_u64 {
+            log.file.write_all(LINE_START).expect("written");
             log.file.set_len(SIZE_MAX + n).expect("longer");
             log.reopen().expect("rotated");
             assert_eq!(log.file.metadata().expect("it").len(), 0);
@@ -195,9 +233,41 @@ mod tests {
             [6, 5, 4]
         );
         assert_eq!(std::fs::read_dir(folder.path()).expect("files").count(), 4);
+        log.file.write_all(LINE_START).expect("written");
         log.file.set_len(SIZE_MAX - 1).expect("longer");
         log.reopen().expect("not rotated");
         assert_eq!(log.file.metadata().expect("it").len(), SIZE_MAX - 1);
+    }
+
+    /// A path that is given by mistake costs no file, neither at the start nor when a full one is put aside.
+    #[test]
+    fn other_files_are_neither_added_to_nor_renamed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("audit.jsonl");
+        for (text, is_taken) in [
+            ("", true),
+            ("{\"at_unix_ns\":17,\"identity\":\"ops\"}\n", true),
+            ("{\"at_u", true),
+            ("{}\n", false),
+            ("listen = 3\n", false),
+        ] {
+            std::fs::write(&path, text).expect("written");
+            assert_eq!(open(&path).is_ok(), is_taken, "{text:?}");
+            assert_eq!(std::fs::read_to_string(&path).expect("a file"), text);
+        }
+        std::fs::write(&path, "").expect("written");
+        let other = folder.path().join("audit.jsonl.2");
+        std::fs::write(&other, "precious").expect("written");
+        let mut log = LogFile {
+            path: path.clone(),
+            file: open(&path).expect("a file"),
+            lost: Arc::default(),
+            told: None,
+        };
+        log.file.set_len(SIZE_MAX).expect("longer");
+        assert!(log.reopen().is_err());
+        assert_eq!(std::fs::read_to_string(&other).expect("a file"), "precious");
+        assert_eq!(std::fs::metadata(&path).expect("it").len(), SIZE_MAX);
     }
 
     #[test]

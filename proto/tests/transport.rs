@@ -323,3 +323,26 @@ async fn silent_connections_keep_nobody_out() {
     assert!(meets(server.address(), &security).await);
     drop(silent);
 }
+
+/// Whoever has a certificate can keep nobody else out with it.
+#[tokio::test]
+async fn connections_with_one_certificate_are_limited() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let security = with(issue(&authority, &folder.path().join("server")));
+    let server = serve(&address("https://127.0.0.1:0"), &security, Routes::default())
+        .await
+        .unwrap();
+    let of = |name: &str| authority.issue(&folder.path().join(name), &[name]);
+    let (greedy, other) = (of("h9"), of("h1"));
+    let mut all = Vec::new();
+    while let Ok(channel) = connect(server.address(), &greedy).await {
+        if call(channel.clone()).await != Code::Unimplemented {
+            break;
+        }
+        all.push(channel);
+    }
+    assert!((1..=256).contains(&all.len()), "{}", all.len());
+    assert!(meets(server.address(), &other).await);
+    all.pop();
+    while !meets(server.address(), &greedy).await {}
+}

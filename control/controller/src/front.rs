@@ -1,16 +1,18 @@
 //! What clients reach: the service of the controller while it leads, otherwise refusals.
 
+use std::any::Any;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use castnet_proto::term::not_leading;
 use castnet_proto::v1::controller_server::ControllerServer;
+use http_body_util::BodyExt;
 use parking_lot::RwLock;
-use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service as Answers, http};
 use tonic::server::NamedService;
+use tonic::{Response, Status};
 
 use crate::core::Shared;
 use crate::error::Refusal;
@@ -40,6 +42,33 @@ impl Front {
     }
 }
 
+/// What a call takes until its answer is sent.
+#[derive(Clone)]
+struct Held {
+    _until_then: Arc<dyn Any + Send + Sync>,
+}
+
+/// An answer that keeps `what` until it is sent, or its client has gone.
+pub(crate) fn held<T>(answer: T, what: impl Any + Send + Sync) -> Response<T> {
+    let mut response = Response::new(answer);
+    response.extensions_mut().insert(Held {
+        _until_then: Arc::new(what),
+    });
+    response
+}
+
+fn hold(mut response: http::Response<Body>) -> http::Response<Body> {
+    let Some(held) = response.extensions_mut().remove::<Held>() else {
+        return response;
+    };
+    response.map(|body| {
+        Body::new(body.map_frame(move |frame| {
+            let _until_the_end = &held;
+            frame
+        }))
+    })
+}
+
 impl NamedService for Front {
     const NAME: &'static str = <ControllerServer<Service> as NamedService>::NAME;
 }
@@ -67,9 +96,29 @@ impl Answers<http::Request<Body>> for Front {
             });
             tokio::select! {
                 biased;
-                answer = service.call(request) => answer,
+                answer = service.call(request) => answer.map(hold),
                 () = shared.stopped.cancelled() => Ok(Status::from(Refusal::Stopping).into_http()),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::Full;
+    use prost::bytes::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn what_an_answer_takes_is_held_until_its_body_is_gone() {
+        let what = Arc::new(());
+        let (_, _, extensions) = held((), what.clone()).into_parts();
+        let mut response = http::Response::new(Body::new(Full::new(Bytes::from_static(b"answer"))));
+        *response.extensions_mut() = extensions;
+        let response = hold(response);
+        assert_eq!(Arc::strong_count(&what), 2);
+        drop(response);
+        assert_eq!(Arc::strong_count(&what), 1);
     }
 }

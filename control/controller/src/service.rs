@@ -18,6 +18,7 @@ use tonic::{Request, Response, Status};
 use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
 use crate::foresee::Wanted;
+use crate::front::held;
 use crate::kinds::multicast::record::Received;
 use crate::kinds::multicast::requests::HowToJoin;
 use crate::link::{GROUPS_TOGETHER, Link};
@@ -453,7 +454,8 @@ impl Controller for Service {
         let call = exchange_from_proto(request.into_inner())?;
         caller.concerns(format!("{} rank {}", call.job, call.rank));
         self.shared.lock().check_exchange(&caller, &call)?;
-        Ok(Response::new(self.shared.exchanges.exchange(call, caller).await?))
+        let (answer, part) = self.shared.exchanges.exchange(call, caller).await?;
+        Ok(held(answer, part))
     }
 
     type WatchEventsStream = Messages<v1::ControllerEvent>;

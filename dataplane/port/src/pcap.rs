@@ -6,6 +6,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -56,6 +57,16 @@ impl PcapSpec {
     /// # Errors
     /// A file cannot be opened, or is not a capture of Ethernet frames.
     pub fn open(&self, pool: &Pool, sides: Sides) -> Result<PcapPort, OpenError> {
+        if let (Some(input), Some(output)) = (&self.input, &self.output)
+            && let (Ok(input), Ok(at)) = (std::fs::metadata(input), std::fs::metadata(output))
+            && input.is_file()
+            && (input.dev(), input.ino()) == (at.dev(), at.ino())
+        {
+            return Err(OpenError::File {
+                path: output.clone(),
+                source: io::Error::other("it is the file that frames are received from"),
+            });
+        }
         let reader = match &self.input {
             Some(path) if sides.receives() => Some(Reader::open(path)?),
             _ => None,
@@ -112,6 +123,27 @@ enum Writer {
     PcapNg(PcapNgWriter<BufWriter<File>>),
 }
 
+/// Whether nothing but frames is lost with what stands at `path`: nothing, a device or a pipe, an empty file, or a capture.
+fn is_replaceable(path: &Path) -> io::Result<()> {
+    let mut magic = Vec::new();
+    match std::fs::metadata(path) {
+        Ok(file) if file.is_file() => File::open(path)?.take(4).read_to_end(&mut magic)?,
+        Ok(_) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    const CAPTURES: [u32; 3] = [0xA1B2_C3D4, 0xA1B2_3C4D, 0x0A0D_0D0A];
+    let word = magic.first_chunk().map(|word| u32::from_be_bytes(*word));
+    match word.is_some_and(|word| CAPTURES.contains(&word) || CAPTURES.contains(&word.swap_bytes()))
+        || magic.is_empty()
+    {
+        true => Ok(()),
+        false => Err(io::Error::other(
+            "there is another file, which is no capture: nothing is written over it",
+        )),
+    }
+}
+
 impl fmt::Debug for Writer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -123,11 +155,12 @@ impl fmt::Debug for Writer {
 
 impl Writer {
     fn create(path: &Path) -> Result<Self, OpenError> {
-        let file = File::create(path).map_err(|source| OpenError::File {
+        let failed = |source| OpenError::File {
             path: path.into(),
             source,
-        })?;
-        let file = BufWriter::new(file);
+        };
+        is_replaceable(path).map_err(failed)?;
+        let file = BufWriter::new(File::create(path).map_err(failed)?);
         let writer = if path.extension().is_some_and(|e| e == "pcapng") {
             let interface = InterfaceDescriptionBlock {
                 linktype: DataLink::ETHERNET,
@@ -147,10 +180,7 @@ impl Writer {
             };
             PcapWriter::with_header(file, header).map(Self::Pcap)
         };
-        writer.map_err(|e| OpenError::File {
-            path: path.into(),
-            source: io::Error::other(e),
-        })
+        writer.map_err(|e| failed(io::Error::other(e)))
     }
 
     fn write(&mut self, at: Duration, bytes: &[u8]) -> Result<(), PcapError> {
@@ -400,8 +430,9 @@ impl Drop for PcapPort {
         if shared.ports == 0
             && let Some(writer) = shared.writer.take()
         {
-            // The error cannot be reported any more. The file shows what was written.
-            let _ = writer.finish();
+            if let Err(error) = writer.finish() {
+                tracing::error!(port = self.link.name, %error, "frames that were sent last are missing in the capture");
+            }
         }
     }
 }

@@ -183,3 +183,27 @@ fn each_bad_join_names_its_field() {
         assert_eq!(violations(&status)[0].field, field, "{}", status.message());
     }
 }
+
+/// Generations are counted on from what a rank says.
+#[test]
+fn a_rank_names_no_generation_that_no_group_reaches() {
+    type Set = fn(&mut v1::InitGroupRequest, u64);
+    let fields: [(&str, Set); 2] = [
+        ("rejoin_of", |m, n| m.rejoin_of = Some(n)),
+        ("returns_to", |m, n| m.returns_to = Some(n)),
+    ];
+    for (field, set) in fields {
+        for (generation, is_read) in [
+            (0, true),
+            (1 << 48, true),
+            ((1 << 48) + 1, false),
+            (u64::MAX, false),
+        ] {
+            let mut message = super::limit_tests::joining();
+            set(&mut message, generation);
+            let read = rank_join_from_proto(&message);
+            let fault = read.err().map(|invalid| invalid.faults()[0].field.clone());
+            assert_eq!(fault.as_deref(), (!is_read).then_some(field), "{generation}");
+        }
+    }
+}

@@ -23,6 +23,8 @@ pub const WINDOW_PACKETS_MAX: u32 = 16_384;
 pub const WINDOW_MESSAGES_MAX: u32 = 496;
 /// Most bytes of a blob of an exchange.
 pub const BLOB_BYTES_MAX: usize = 64 * 1024;
+/// The largest generation that a rank may name. No group comes near it, so it can be counted on from there.
+const GENERATION_MAX: u64 = 1 << 48;
 /// Most bytes of a job's secret.
 pub const SECRET_BYTES_MAX: usize = 256;
 /// Longest lease, and longest timeout of an exchange, in milliseconds.
@@ -170,6 +172,14 @@ pub fn rank_join_from_proto(message: &v1::InitGroupRequest) -> Result<RankJoin, 
     r.take("job", laned_name(&message.job, settings.lanes));
     check_secret(&message.secret, &mut r);
     let lease = wait("lease_ms", message.lease_ms, DEFAULT_LEASE_MS, &mut r);
+    for (field, generation) in [
+        ("rejoin_of", message.rejoin_of),
+        ("returns_to", message.returns_to),
+    ] {
+        if let Some(generation) = generation.filter(|generation| *generation > GENERATION_MAX) {
+            r.fault(field, out_of_range(generation, "is no generation of a group"));
+        }
+    }
     let join = (|| {
         let (rank, size) = rank_of?;
         Some(RankJoin {

@@ -75,7 +75,7 @@ fn more_lanes(count: u32) -> Vec<v1::LaneConnection> {
     (0..count).map(lane).collect()
 }
 
-fn joining() -> v1::InitGroupRequest {
+pub(super) fn joining() -> v1::InitGroupRequest {
     v1::InitGroupRequest {
         job: "job".into(),
         rank: 1,

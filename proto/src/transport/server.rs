@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
@@ -30,6 +31,8 @@ const STOP_GRACE: Duration = Duration::from_millis(300);
 /// TLS handshakes at the same time, and of one address.
 const HANDSHAKES_MAX: usize = 256;
 const HANDSHAKES_OF_ADDRESS_MAX: usize = 64;
+/// Connections with one certificate. All ranks and members of a process share one.
+const CONNECTIONS_OF_CERTIFICATE_MAX: usize = 256;
 /// Delay before the next connection is accepted, if descriptors are used up.
 const ACCEPT_DELAY: Duration = Duration::from_millis(500);
 
@@ -83,9 +86,10 @@ pub async fn serve(address: &Address, security: &Security, routes: Routes) -> Re
     let incoming = sockets.map({
         let cut = cut.clone();
         move |socket| {
-            socket.map(|(socket, peer)| Connection {
+            socket.map(|(socket, peer, place)| Connection {
                 socket,
                 peer: Arc::new(peer),
+                _place: place,
                 cut: Box::pin(cut.clone().cancelled_owned()),
             })
         }
@@ -111,7 +115,7 @@ pub async fn serve(address: &Address, security: &Security, routes: Routes) -> Re
 }
 
 type Socket = Either<Either<TcpStream, UnixStream>, TlsStream<TcpStream>>;
-type Sockets = Pin<Box<dyn Stream<Item = io::Result<(Socket, Peer)>> + Send>>;
+type Sockets = Pin<Box<dyn Stream<Item = io::Result<(Socket, Peer, Option<Place>)>> + Send>>;
 
 /// The client of a connection. An extension of each of its requests, as `Arc<Peer>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,7 +164,7 @@ async fn bind(address: &Address, security: &Security) -> Result<(Sockets, Addres
                 None => Box::pin(TcpListenerStream::new(listener).then(patient).map(|socket| {
                     let socket = undelayed(socket?);
                     let peer = Peer::of_socket(&socket, None);
-                    Ok((Either::Left(Either::Left(socket)), peer))
+                    Ok((Either::Left(Either::Left(socket)), peer, None))
                 })),
             };
             Ok((sockets, Address::tcp(*tls, bound)))
@@ -173,7 +177,7 @@ async fn bind(address: &Address, security: &Security) -> Result<(Sockets, Addres
                     let _until_the_end = &file;
                     let socket = socket?;
                     let peer = Peer::of_unix(&socket);
-                    Ok((Either::Left(Either::Right(socket)), peer))
+                    Ok((Either::Left(Either::Right(socket)), peer, None))
                 });
             Ok((Box::pin(sockets), address.clone()))
         }
@@ -268,13 +272,52 @@ impl Drop for Handshake {
     }
 }
 
+/// The connections with each certificate, by its names.
+#[derive(Clone, Debug, Default)]
+struct Places(Arc<Mutex<BTreeMap<Vec<String>, usize>>>);
+
+/// One of the connections with a certificate, until it is dropped.
+#[derive(Debug)]
+struct Place(Places, Vec<String>);
+
+impl Places {
+    /// Whoever has a certificate must not keep all others out: `None` if it has `most` already.
+    fn take(&self, names: &[String], most: usize) -> Option<Place> {
+        let mut all = self.0.lock();
+        let count = all.get(names).copied().unwrap_or_default();
+        if count >= most {
+            return None;
+        }
+        all.insert(names.to_vec(), count + 1);
+        Some(Place(self.clone(), names.to_vec()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let Self(Places(all), names) = self;
+        let mut all = all.lock();
+        match all.get_mut(names) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(all.remove(names)),
+        }
+    }
+}
+
+/// Most connections with one certificate: a quarter of the descriptors that this process may have, if those are few.
+fn connections_max() -> usize {
+    let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((u64::MAX, u64::MAX));
+    CONNECTIONS_OF_CERTIFICATE_MAX.min(usize::try_from(soft / 4).unwrap_or(usize::MAX))
+}
+
 /// Connections after their TLS handshakes, which run beside each other.
 fn handshakes(
     listener: TcpListener,
     protection: tls::ServerTls,
-) -> impl Stream<Item = io::Result<(Socket, Peer)>> + Send {
+) -> impl Stream<Item = io::Result<(Socket, Peer, Option<Place>)>> + Send {
     let (to, from) = mpsc::channel(HANDSHAKES_MAX);
     let (protection, handshakes) = (Arc::new(protection), Arc::new(Mutex::new(Handshakes::default())));
+    let places = Places::default();
     tokio::spawn(async move {
         loop {
             let accepted = tokio::select! {
@@ -289,7 +332,7 @@ fn handshakes(
                 }
             };
             let (protection, to) = (protection.clone(), to.clone());
-            let running = handshakes.clone();
+            let (running, places) = (handshakes.clone(), places.clone());
             let spawn = |number| {
                 let handshake = async move {
                     // Also if it gives way.
@@ -300,9 +343,12 @@ fn handshakes(
                     };
                     match shaken {
                         Ok(Ok(socket)) => {
-                            let names = Some(tls::names(&socket));
-                            let peer = Peer::of_socket(socket.get_ref().0, names);
-                            let _ = to.send(Ok((Either::Right(socket), peer))).await;
+                            let names = tls::names(&socket);
+                            let Some(place) = places.take(&names, connections_max()) else {
+                                return tracing::info!(%client, ?names, "no connection: there are too many with this certificate");
+                            };
+                            let peer = Peer::of_socket(socket.get_ref().0, Some(names));
+                            let _ = to.send(Ok((Either::Right(socket), peer, Some(place)))).await;
                         }
                         Ok(Err(error)) => {
                             tracing::info!(%client, %error, "no connection: the TLS handshake failed")
@@ -323,6 +369,7 @@ struct Connection {
     socket: Socket,
     peer: Arc<Peer>,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
+    _place: Option<Place>,
 }
 
 impl Connected for Connection {

@@ -78,6 +78,9 @@ impl RedbStore {
             match new {
                 Ok(_) => {}
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
+                Err(_) if !std::fs::metadata(path)?.is_file() => {
+                    return Err(io::Error::from(ErrorKind::IsADirectory).into());
+                }
                 Err(_) if std::fs::metadata(path)?.len() == 0 => {
                     return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
                 }
@@ -404,7 +407,7 @@ fn advice(error: &redb::Error) -> &'static str {
         ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => ": raise the limit of the controller's user",
         ErrorKind::ReadOnlyFilesystem => ": mount its file system for writing",
         ErrorKind::PermissionDenied => ": let the controller's user write to it",
-        ErrorKind::NotFound => ": put it back",
+        ErrorKind::NotFound => ": make its folder, or put it back",
         ErrorKind::InvalidData => ": it is no store",
         ErrorKind::UnexpectedEof => ": restore it from a copy, or remove it if there were no groups",
         ErrorKind::IsADirectory => ": give the path of a file",
@@ -521,7 +524,10 @@ mod tests {
             .await
             .unwrap_err()
             .to_string();
-        assert!(error.ends_with("(os error 2): put it back"), "{error}");
+        assert!(
+            error.ends_with("(os error 2): make its folder, or put it back"),
+            "{error}"
+        );
         std::fs::rename(&aside, &path).unwrap();
         assert_eq!(store.load().await.unwrap(), before);
         store.close().await.unwrap();

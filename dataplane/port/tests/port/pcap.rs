@@ -160,3 +160,37 @@ fn open_errors_name_the_reason() {
     let error = open(Some(&raw), None).to_string();
     assert!(error.contains("link type"), "{error}");
 }
+
+/// A path that is given by mistake costs no file.
+#[test]
+fn nothing_but_a_capture_is_written_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out.pcap");
+    write(&path, &[(0, vec![1; 60])]);
+    let of_capture = fs::read(&path).unwrap();
+    for (before, is_taken) in [
+        (&of_capture[..], true),
+        (b"", true),
+        (b"-----BEGIN PRIVATE KEY-----", false),
+        (b"\xA1\xB2", false),
+    ] {
+        fs::write(&path, before).unwrap();
+        let opened = spec(None, Some(&path)).open(&pool(), Sides::Both);
+        assert_eq!(opened.is_ok(), is_taken, "{before:?}");
+        if !is_taken {
+            assert_eq!(fs::read(&path).unwrap(), before);
+        }
+    }
+    assert!(
+        spec(None, Some(Path::new("/dev/null")))
+            .open(&pool(), Sides::Both)
+            .is_ok()
+    );
+    // Its own input, also by another name.
+    fs::write(&path, &of_capture).unwrap();
+    let link = folder.path().join("link.pcap");
+    fs::hard_link(&path, &link).unwrap();
+    let same = spec(Some(&path), Some(&link)).open(&pool(), Sides::Both);
+    assert!(matches!(same, Err(OpenError::File { .. })));
+    assert_eq!(fs::read(&path).unwrap(), of_capture);
+}

@@ -1,4 +1,7 @@
 //! The exchange of blobs between the ranks of a job: an all-gather through the controller.
+//!
+//! A blob goes to each rank, so it counts as often as there are ranks, from its call until the answer to that call is sent: a client that does
+//! not read its answers uses up its own room.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,10 +16,10 @@ use tokio::time::{Instant, timeout_at};
 use super::secret::Secret;
 use crate::error::Refusal;
 
-/// Maximum bytes of all waiting blobs.
-const WAITING_BYTES_MAX: usize = 256 << 20;
-/// The same of those of a host, which must not keep others out.
-const WAITING_BYTES_OF_HOST_MAX: usize = WAITING_BYTES_MAX / 8;
+/// Maximum bytes of all blobs, each counted once.
+const BYTES_MAX: usize = 256 << 20;
+/// Maximum bytes that the blobs of a host take in answers, which must not keep others out.
+const BYTES_OF_HOST_MAX: usize = 512 << 20;
 type Blobs = Arc<Vec<Vec<u8>>>;
 /// Name of the job or the group, between whom it is, and number of the round.
 type Key = (String, ExchangeAmong, u64);
@@ -29,7 +32,7 @@ pub(crate) struct Exchanges(Arc<Mutex<Open>>);
 struct Open {
     rounds: BTreeMap<Key, Round>,
     bytes: usize,
-    /// Of each host that has some, by its identity.
+    /// In answers, of each host that has some, by its identity.
     by_host: BTreeMap<String, usize>,
     calls: u64,
 }
@@ -52,44 +55,55 @@ struct Blob {
     bytes: Vec<u8>,
 }
 
+/// What a call takes: the bytes of its blob, and those in the answers to all ranks.
+#[derive(Clone, Copy, Debug)]
+struct Weight {
+    bytes: usize,
+    in_answers: usize,
+}
+
 impl Open {
-    /// Refuses a blob for which there is no room.
-    fn check_room(&self, caller: &Caller, more: usize) -> Result<(), Refusal> {
-        let of_host = self.by_host.get(caller.identity()).copied().unwrap_or_default();
-        let limits = [
-            (self.bytes, WAITING_BYTES_MAX),
-            (of_host, WAITING_BYTES_OF_HOST_MAX),
-        ];
-        match limits.into_iter().find(|(bytes, max)| bytes + more > *max) {
-            Some((_, bytes)) => Err(Refusal::ExchangesFull { bytes }),
-            None => Ok(()),
+    /// Refuses a blob for which there is no room, and counts it otherwise.
+    fn add(&mut self, caller: &Caller, more: Weight) -> Result<(), Refusal> {
+        if self.bytes + more.bytes > BYTES_MAX {
+            return Err(Refusal::ExchangesFull { bytes: self.bytes });
         }
+        if caller.role == Role::Host {
+            let of_host = self.by_host.get(caller.identity()).copied().unwrap_or_default();
+            if of_host + more.in_answers > BYTES_OF_HOST_MAX {
+                return Err(Refusal::ExchangesFull { bytes: of_host });
+            }
+            self.by_host
+                .insert(caller.identity().into(), of_host + more.in_answers);
+        }
+        self.bytes += more.bytes;
+        Ok(())
     }
 
-    fn add(&mut self, blob: &Blob) {
-        self.bytes += blob.bytes.len();
-        if blob.caller.role == Role::Host {
-            *self.by_host.entry(blob.caller.identity().into()).or_default() += blob.bytes.len();
-        }
-    }
-
-    fn end(&mut self, blob: &Blob) {
-        self.bytes -= blob.bytes.len();
-        if let Some(bytes) = self.by_host.get_mut(blob.caller.identity()) {
-            *bytes -= blob.bytes.len();
+    fn end(&mut self, caller: &Caller, weight: Weight) {
+        self.bytes -= weight.bytes;
+        if let Some(bytes) = self
+            .by_host
+            .get_mut(caller.identity())
+            .filter(|_| caller.role == Role::Host)
+        {
+            *bytes -= weight.in_answers;
             if *bytes == 0 {
-                self.by_host.remove(blob.caller.identity());
+                self.by_host.remove(caller.identity());
             }
         }
     }
 }
 
-/// A rank's part in a round: taken back if dropped before the round is complete.
-struct Part {
+/// A rank's part in a round, until it is answered: taken back if dropped before the round is complete.
+#[derive(Debug)]
+pub(crate) struct Part {
     exchanges: Exchanges,
     key: Key,
     rank: u16,
     call: u64,
+    caller: Arc<Caller>,
+    weight: Weight,
 }
 
 impl Exchanges {
@@ -97,7 +111,7 @@ impl Exchanges {
         &self,
         call: ExchangeCall,
         caller: Arc<Caller>,
-    ) -> Result<v1::ExchangeResponse, Refusal> {
+    ) -> Result<(v1::ExchangeResponse, Part), Refusal> {
         let deadline = Instant::now() + call.timeout;
         let (waited, key) = (call.timeout, (call.job.clone(), call.among, call.round));
         let (part, mut done) = self.put(call, caller)?;
@@ -116,11 +130,8 @@ impl Exchanges {
                 });
             }
         };
-        drop(part);
-        let blobs = blobs.ok_or(Refusal::Stopping)?;
-        Ok(v1::ExchangeResponse {
-            blobs: blobs.as_ref().clone(),
-        })
+        let blobs = blobs.ok_or(Refusal::Stopping)?.as_ref().clone();
+        Ok((v1::ExchangeResponse { blobs }, part))
     }
 
     fn put(&self, call: ExchangeCall, caller: Arc<Caller>) -> Result<(Part, Done), Refusal> {
@@ -148,7 +159,11 @@ impl Exchanges {
             let what = format!("exchange as rank {} of job {:?}", call.rank, key.0);
             return Err(caller.denied(what, "another host has called as this rank").into());
         }
-        open.check_room(&caller, call.blob.len())?;
+        let weight = Weight {
+            bytes: call.blob.len(),
+            in_answers: call.blob.len() * usize::from(call.size),
+        };
+        open.add(&caller, weight)?;
         open.calls += 1;
         let number = open.calls;
         let round = open.rounds.entry(key.clone()).or_insert_with(|| Round {
@@ -160,19 +175,13 @@ impl Exchanges {
         let done = round.done.subscribe();
         let blob = Blob {
             call: number,
-            caller,
+            caller: caller.clone(),
             bytes: call.blob,
         };
         // A rank that calls again has lost its first call: the newer blob counts.
-        let old = round.blobs.remove(&call.rank);
-        let is_complete = round.blobs.len() + 1 == usize::from(round.size);
-        open.add(&blob);
-        old.iter().for_each(|old| open.end(old));
-        if let Some(round) = open.rounds.get_mut(&key) {
-            round.blobs.insert(call.rank, blob);
-        }
+        round.blobs.insert(call.rank, blob);
+        let is_complete = round.blobs.len() == usize::from(round.size);
         if is_complete && let Some(complete) = open.rounds.remove(&key) {
-            complete.blobs.values().for_each(|blob| open.end(blob));
             let blobs = complete.blobs.into_values().map(|blob| blob.bytes).collect();
             complete.done.send_replace(Some(Arc::new(blobs)));
         }
@@ -181,6 +190,8 @@ impl Exchanges {
             key,
             rank: call.rank,
             call: number,
+            caller,
+            weight,
         };
         Ok((part, done))
     }
@@ -197,16 +208,15 @@ impl Exchanges {
 impl Drop for Part {
     fn drop(&mut self) {
         let open = &mut *self.exchanges.0.lock();
+        open.end(&self.caller, self.weight);
         let Some(round) = open.rounds.get_mut(&self.key) else {
             return;
         };
-        if round.blobs.get(&self.rank).is_some_and(|b| b.call == self.call)
-            && let Some(blob) = round.blobs.remove(&self.rank)
-        {
+        if round.blobs.get(&self.rank).is_some_and(|b| b.call == self.call) {
+            round.blobs.remove(&self.rank);
             if round.blobs.is_empty() {
                 open.rounds.remove(&self.key);
             }
-            open.end(&blob);
         }
     }
 }
@@ -245,13 +255,14 @@ mod tests {
         let exchanges = Exchanges::default();
         let blob = vec![0; 1 << 20];
         let mut parts = Vec::new();
-        let put = |host, round| exchanges.put(call(0, 2, round, &blob), caller(host));
-        for round in 0..32 {
+        // It goes to 32 ranks.
+        let put = |host, round| exchanges.put(call(0, 32, round, &blob), caller(host));
+        for round in 0..16 {
             parts.push(put(Some("h9"), round).unwrap());
         }
-        let refused = put(Some("h9"), 32).map(drop).unwrap_err();
+        let refused = put(Some("h9"), 16).map(drop).unwrap_err();
         assert!(
-            matches!(refused, Refusal::ExchangesFull { bytes } if bytes == 32 << 20),
+            matches!(refused, Refusal::ExchangesFull { bytes } if bytes == 512 << 20),
             "{refused}"
         );
         // The newer blob of a call counts, and what has ended does not.
@@ -261,6 +272,34 @@ mod tests {
         drop(parts);
         parts = vec![put(Some("h9"), 0).unwrap()];
         drop(parts);
+        let open = exchanges.0.lock();
+        assert_eq!((open.bytes, open.by_host.len(), open.rounds.len()), (0, 0, 0));
+    }
+
+    /// Whoever reads no answers must not fill the memory with them, round after round.
+    #[tokio::test]
+    async fn an_answer_counts_until_it_is_sent() {
+        let exchanges = Exchanges::default();
+        let blob = vec![0; 1 << 20];
+        let put = |rank| {
+            exchanges
+                .put(call(rank, 2, 0, &blob), caller(Some("h9")))
+                .unwrap()
+        };
+        let parts = [put(0), put(1)];
+        let of_host = || exchanges.0.lock().by_host.get("h9").copied();
+        assert!(exchanges.0.lock().rounds.is_empty(), "it is complete");
+        assert_eq!(of_host(), Some(4 << 20));
+        let [first, second] = parts;
+        drop(first);
+        assert_eq!(of_host(), Some(2 << 20));
+        drop(second);
+        let (_, part) = exchanges
+            .exchange(call(0, 1, 1, b"xyz"), caller(Some("h9")))
+            .await
+            .unwrap();
+        assert_eq!(of_host(), Some(3));
+        drop(part);
         let open = exchanges.0.lock();
         assert_eq!((open.bytes, open.by_host.len(), open.rounds.len()), (0, 0, 0));
     }
@@ -277,7 +316,7 @@ mod tests {
             })
         });
         for rank in ranks.collect::<Vec<_>>() {
-            let blobs = rank.await.unwrap().unwrap().blobs;
+            let blobs = rank.await.unwrap().unwrap().0.blobs;
             assert_eq!(blobs, (0..4u8).map(|r| vec![r; 3]).collect::<Vec<_>>());
         }
         let open = exchanges.0.lock();
@@ -316,7 +355,7 @@ mod tests {
         assert_eq!(
             exchanges.0.lock().bytes,
             5,
-            "the late end of the first call takes nothing"
+            "the late end of the first call takes its own alone"
         );
         assert!(matches!(
             exchanges.put(call(1, 3, 0, b""), caller(None)),
@@ -326,6 +365,7 @@ mod tests {
             .exchange(call(1, 2, 0, b"y"), caller(None))
             .await
             .unwrap()
+            .0
             .blobs;
         assert_eq!(blobs, [b"newer".to_vec(), b"y".to_vec()]);
         drop(again);
