@@ -81,10 +81,11 @@ fn flows<'a>(run: &'a Value, role: &'a str) -> impl Iterator<Item = &'a Value> {
         .filter(move |f| f["role"] == role)
 }
 
-/// All that was sent has come, whole and once, and nothing ended anywhere.
+/// All that was sent has come, whole and once, and nothing ended anywhere. Where hosts do not get to run, a queue before them may be full: what
+/// is dropped there is sent again.
 fn is_whole(run: &Value) {
     let drops = run["drops"].as_array().expect("drops");
-    assert!(drops.is_empty(), "{drops:?}");
+    assert!(drops.iter().all(|drop| drop["reason"] == "tx-full"), "{drops:?}");
     for field in ["missing", "bad_icrc", "wrong_results"] {
         assert_eq!(number(&run["total"], field), 0, "{field}: {run}");
     }
@@ -98,7 +99,10 @@ fn is_whole(run: &Value) {
             let repeats = number(receiver, "repeats");
             if number(receiver, "naks_sent") > 0 {
                 assert!(repeats > 0, "{receiver}");
-            } else if receiver["pattern"] != "nak" && number(&run["total"], "timeouts") == 0 {
+            } else if receiver["pattern"] != "nak"
+                && number(&run["total"], "timeouts") == 0
+                && drops.is_empty()
+            {
                 assert_eq!(repeats, 0, "{receiver}");
             }
         }

@@ -457,10 +457,11 @@ fn forward(interfaces: [&str; 2], opened: &mpsc::Sender<()>, stop: &AtomicBool) 
         }
         sleeper.sleep(Duration::from_millis(1), || ports.iter().any(Port::ready));
     }
-    // The hosts come up and go at their own times.
+    // The hosts come up and go at their own times, and the kernel may not get to send what TCP repeats then.
     for port in ports {
         let drops = port.stats().drops;
-        assert_eq!(drops.total(), drops[DropReason::PortDown], "{drops:?}");
+        let of_time = drops[DropReason::PortDown] + drops[DropReason::TxFull];
+        assert_eq!(drops.total(), of_time, "{drops:?}");
     }
 }
 

@@ -48,7 +48,7 @@ const GATE: [&str; 22] = [
     "mtu1500/collectives-loss-3",
     "mtu1500/collectives-augmented-loss-3",
     "mtu1500/collectives-terminated-loss-3",
-    "mtu1500/one-armed-own-rank",
+    "mtu1500/one-armed-send",
     "mtu1500/wrong-key",
     "mtu1500/no-receive-posted",
     "mtu1500/receiver-vanishes",
