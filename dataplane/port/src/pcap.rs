@@ -429,10 +429,9 @@ impl Drop for PcapPort {
         shared.ports -= 1;
         if shared.ports == 0
             && let Some(writer) = shared.writer.take()
+            && let Err(error) = writer.finish()
         {
-            if let Err(error) = writer.finish() {
-                tracing::error!(port = self.link.name, %error, "frames that were sent last are missing in the capture");
-            }
+            tracing::error!(port = self.link.name, %error, "frames that were sent last are missing in the capture");
         }
     }
 }

@@ -25,5 +25,6 @@ mod routed;
 mod shared_ports;
 mod static_core;
 mod static_core_batches;
+mod static_core_forged;
 mod switching;
 mod watching;

@@ -19,7 +19,7 @@ use crate::error::Refusal;
 /// Maximum bytes of all blobs, each counted once.
 const BYTES_MAX: usize = 256 << 20;
 /// Maximum bytes that the blobs of a host take in answers, which must not keep others out.
-const BYTES_OF_HOST_MAX: usize = 512 << 20;
+const BYTES_OF_HOST_MAX: usize = 128 << 20;
 type Blobs = Arc<Vec<Vec<u8>>>;
 /// Name of the job or the group, between whom it is, and number of the round.
 type Key = (String, ExchangeAmong, u64);
@@ -257,12 +257,12 @@ mod tests {
         let mut parts = Vec::new();
         // It goes to 32 ranks.
         let put = |host, round| exchanges.put(call(0, 32, round, &blob), caller(host));
-        for round in 0..16 {
+        for round in 0..4 {
             parts.push(put(Some("h9"), round).unwrap());
         }
-        let refused = put(Some("h9"), 16).map(drop).unwrap_err();
+        let refused = put(Some("h9"), 4).map(drop).unwrap_err();
         assert!(
-            matches!(refused, Refusal::ExchangesFull { bytes } if bytes == 512 << 20),
+            matches!(refused, Refusal::ExchangesFull { bytes } if bytes == 128 << 20),
             "{refused}"
         );
         // The newer blob of a call counts, and what has ended does not.
