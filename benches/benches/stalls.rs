@@ -15,10 +15,11 @@ use castnet_port::{Pool, PoolBuf, PoolConfig};
 use castnet_rules::{GroupRule, NextHop};
 use castnet_wire::build::{emit_ack, roce_len};
 use castnet_wire::{
-    Aeth, BATCH, Batch, Bth, Call, CallFlags, Control, DataType, Ethernet, ExtHeaders, MacAddr, McstId,
-    NakCode, Nanos, Network, Opcode, Operation, Primitive, Psn, Qpn, Syndrome, Verdict, emit_roce,
+    Aeth, BATCH, Batch, Bth, Ethernet, ExtHeaders, MacAddr, McstId, NakCode, Nanos, Network, Opcode, Psn,
+    Qpn, Syndrome, emit_roce,
 };
-use common::{MCST, NOW, Sink, data_from, engine_with, frame, group, group_counts, install, port, star};
+use common::collective::control_of;
+use common::{MCST, NOW, Sink, data_from, engine_with, group, group_counts, install, port, star};
 
 const PORTS: usize = 64;
 /// With its source, the largest group of a switch.
@@ -191,34 +192,9 @@ fn feedback(receiver: usize, psn: u32, syndrome: Syndrome) -> Vec<u8> {
     out
 }
 
-/// The first message of a barrier of rank 0.
+/// The control message of a barrier of rank 0.
 fn barrier(sequence: u32) -> Vec<u8> {
-    let mut bytes = [0; Control::LEN];
-    let call = Call {
-        primitive: Primitive::AllReduce,
-        root: 0,
-        roots: 1,
-        operation: Operation::Sum,
-        data_type: DataType::F32,
-        flags: CallFlags::default(),
-        elements: 0,
-        packets: 0,
-    };
-    let control = Control {
-        sequence,
-        rank: 0,
-        call,
-        verdict: Verdict::Agreed,
-    };
-    control.emit(&mut bytes);
-    frame(
-        SUMS,
-        0,
-        Opcode::SendOnlyImm,
-        sequence,
-        Some(Control::IMMEDIATE),
-        &bytes,
-    )
+    control_of(SUMS, 0, sequence, (0, 0))
 }
 
 impl Switch {

@@ -51,9 +51,14 @@ pub fn rule(group: McstId, slots: u16, payload: usize) -> GroupRule {
 }
 
 pub fn control(group: McstId, rank: usize, packets: u32, payload: usize) -> Vec<u8> {
+    control_of(group, rank, 0, (packets, u64::from(packets) * payload as u64 / 4))
+}
+
+/// The control message of the collective `sequence`, of so many packets and elements, with that PSN: those before it are barriers.
+pub fn control_of(group: McstId, rank: usize, sequence: u32, (packets, elements): (u32, u64)) -> Vec<u8> {
     let mut bytes = [0; Control::LEN];
     Control {
-        sequence: 0,
+        sequence,
         rank: rank as u16,
         call: Call {
             primitive: Primitive::AllReduce,
@@ -62,20 +67,14 @@ pub fn control(group: McstId, rank: usize, packets: u32, payload: usize) -> Vec<
             operation: Operation::Sum,
             data_type: DataType::F32,
             flags: CallFlags::default(),
-            elements: u64::from(packets) * payload as u64 / 4,
+            elements,
             packets,
         },
         verdict: Verdict::Agreed,
     }
     .emit(&mut bytes);
-    frame(
-        group,
-        rank,
-        Opcode::SendOnlyImm,
-        0,
-        Some(Control::IMMEDIATE),
-        &bytes,
-    )
+    let imm = Some(Control::IMMEDIATE);
+    frame(group, rank, Opcode::SendOnlyImm, sequence, imm, &bytes)
 }
 
 /// The control message has PSN 0.

@@ -63,8 +63,7 @@ pub(crate) struct SwitchCommand {
 
 impl SwitchCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
-        let file = self.config.as_deref().map(SwitchConfig::read).transpose()?;
-        let config = self.flags.clone().or(file.unwrap_or_default());
+        let config = self.settings()?;
         let mut security = config.tls.security()?;
         security.socket = config.serve.socket();
         let rules = config
@@ -139,12 +138,16 @@ impl SwitchCommand {
 }
 
 impl SwitchCommand {
+    /// The flags, and what the configuration file says now.
+    fn settings(&self) -> Outcome<SwitchConfig> {
+        let file = self.config.as_deref().map(SwitchConfig::read).transpose()?;
+        Ok(self.flags.clone().or(file.unwrap_or_default()))
+    }
+
     /// Takes over what the configuration file says now of who may call. Nothing changes if it has a fault.
     fn reload(&self, access: &Access, address: &Address) -> Outcome {
-        let file = self.config.as_deref().map(SwitchConfig::read).transpose()?;
-        let config = self.flags.clone().or(file.unwrap_or_default());
         access
-            .set_roles(address, config.roles())
+            .set_roles(address, self.settings()?.roles())
             .map_err(|e| connect::failure(&e, ""))
     }
 }

@@ -30,6 +30,12 @@ impl PortSet {
         Self(self.0 & other.0)
     }
 
+    /// The union of both sets.
+    #[must_use]
+    pub const fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
     /// The number of ports.
     pub const fn len(self) -> usize {
         self.0.count_ones() as usize

@@ -139,7 +139,7 @@ fn is_replaceable(path: &Path) -> io::Result<()> {
     {
         true => Ok(()),
         false => Err(io::Error::other(
-            "there is another file, which is no capture: nothing is written over it",
+            "this file is not a capture, so it is not written over",
         )),
     }
 }

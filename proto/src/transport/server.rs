@@ -317,7 +317,7 @@ fn handshakes(
 ) -> impl Stream<Item = io::Result<(Socket, Peer, Option<Place>)>> + Send {
     let (to, from) = mpsc::channel(HANDSHAKES_MAX);
     let (protection, handshakes) = (Arc::new(protection), Arc::new(Mutex::new(Handshakes::default())));
-    let places = Places::default();
+    let (places, most) = (Places::default(), connections_max());
     tokio::spawn(async move {
         loop {
             let accepted = tokio::select! {
@@ -344,7 +344,7 @@ fn handshakes(
                     match shaken {
                         Ok(Ok(socket)) => {
                             let names = tls::names(&socket);
-                            let Some(place) = places.take(&names, connections_max()) else {
+                            let Some(place) = places.take(&names, most) else {
                                 return tracing::info!(%client, ?names, "no connection: there are too many with this certificate");
                             };
                             let peer = Peer::of_socket(socket.get_ref().0, Some(names));

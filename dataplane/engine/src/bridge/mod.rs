@@ -61,8 +61,13 @@ impl Bridge {
     }
 
     /// The ports by which a static core may bring data: those of next hops, and others that are configured. Hosts are at other ports.
-    pub(crate) fn core_ports(&self) -> PortSet {
-        PortSet(self.tables.routes.ports.0 | self.config.core_ports.0)
+    fn core_ports(&self) -> PortSet {
+        self.tables.routes.ports.or(self.config.core_ports)
+    }
+
+    /// Whether a static core may bring data for a group by port `ingress`, if the endpoint towards its source is at `upstream`.
+    pub(crate) fn leads_to_core(&self, ingress: PortId, upstream: PortId) -> bool {
+        ingress == upstream || self.core_ports().contains(ingress)
     }
 
     /// The address of a static core in a packet that comes by a port which does not lead there: a host has sent it, because nothing but a core

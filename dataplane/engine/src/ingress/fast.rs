@@ -140,7 +140,7 @@ impl Engine {
         let (group, source) = (context.multicast()?, context.rule().upstream()?);
         let is_from_source = source.next_hop.core() == Some(dst)
             && group.hot.sender(source.port, src, headers.qpn(), None) == Some(group.hot.source);
-        let is_of_core = ingress == source.port || self.bridge.core_ports().contains(ingress);
+        let is_of_core = self.bridge.leads_to_core(ingress, source.port);
         let is_relay = self.bridge.tables.routes.replicates(dst);
         (is_from_source && is_of_core && !is_relay).then_some((slot, source.port, group.hot.mcst_id.0))
     }

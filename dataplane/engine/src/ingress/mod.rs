@@ -125,7 +125,7 @@ impl Engine {
     }
 
     /// Data that a static core has brought, and may take on. It is handled as data from the switch next to the source, which it is from: its
-    /// address gives way to the McstID, and it may have come by another port, but by none of a host.
+    /// address gives way to the McstID, and it may have come by another port that leads to the core.
     #[inline(never)]
     fn core_frame<E: Egress, O: Observer>(
         &mut self,
@@ -140,7 +140,7 @@ impl Engine {
             return Verdict::Dropped(DropReason::NotMember);
         };
         let (port, ingress) = (source.port, cx.ingress);
-        if ingress != port && !self.bridge.core_ports().contains(ingress) {
+        if !self.bridge.leads_to_core(ingress, port) {
             self.note_dropped(cx, Some(slot));
             return cx.drop(Stage::Classify, DropReason::NotMember, || {
                 from_no_core(ingress, dst)

@@ -6,7 +6,7 @@ use crate::common::*;
 use castnet_engine::{Engine, EngineConfig, FrameFilter, TapId};
 use castnet_wire::{Aeth, Deth, DropReason, MacAddr, Opcode, Syndrome};
 
-/// An address is no identity: whoever is behind another port has no word in the group, whatever addresses it writes.
+/// A frame is not believed for its addresses alone: it must come by a port that leads to the core.
 #[test]
 fn data_of_the_core_comes_by_ports_that_lead_there() {
     const ROUTED: usize = 3;

@@ -63,7 +63,7 @@ struct Weight {
 }
 
 impl Open {
-    /// Refuses a blob for which there is no room, and counts it otherwise.
+    /// Counts a blob. Refuses it if there is no room.
     fn add(&mut self, caller: &Caller, more: Weight) -> Result<(), Refusal> {
         if self.bytes + more.bytes > BYTES_MAX {
             return Err(Refusal::ExchangesFull { bytes: self.bytes });
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!((open.bytes, open.by_host.len(), open.rounds.len()), (0, 0, 0));
     }
 
-    /// Whoever reads no answers must not fill the memory with them, round after round.
+    /// A client that does not read its answers cannot fill the memory with them.
     #[tokio::test]
     async fn an_answer_counts_until_it_is_sent() {
         let exchanges = Exchanges::default();
