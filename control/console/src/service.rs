@@ -111,13 +111,12 @@ struct Listening<'a> {
 /// Reports readiness on stdout, to systemd, and in a file. A regular file is removed on drop, unless another one has taken its place.
 #[derive(Debug)]
 pub struct Ready {
-    file: Option<(PathBuf, Identity)>,
+    // It stays open: the inode of an open file is not given to another one, so identities stay apart.
+    file: Option<(PathBuf, File)>,
 }
 
-/// Device and inode of a file.
-type Identity = (u64, u64);
-
-fn identity(file: &Metadata) -> Identity {
+/// Device and inode.
+fn identity(file: &Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
 }
 
@@ -170,7 +169,8 @@ impl Drop for Ready {
     fn drop(&mut self) {
         notify("STOPPING=1");
         if let Some((path, own)) = &self.file
-            && std::fs::symlink_metadata(path).is_ok_and(|file| identity(&file) == *own)
+            && let (Ok(own), Ok(there)) = (own.metadata(), std::fs::symlink_metadata(path))
+            && identity(&own) == identity(&there)
         {
             let _ = std::fs::remove_file(path);
         }
@@ -197,15 +197,14 @@ fn is_replaceable(path: &Path) -> std::io::Result<()> {
 }
 
 /// Atomically.
-fn write_whole(path: &Path, text: &str) -> std::io::Result<Identity> {
+fn write_whole(path: &Path, text: &str) -> std::io::Result<File> {
     let mut part = path.as_os_str().to_owned();
     part.push(format!(".{}", std::process::id()));
     let part = PathBuf::from(part);
     let written = (|| {
         let mut file = File::create_new(&part)?;
         file.write_all(text.as_bytes())?;
-        let own = identity(&file.metadata()?);
-        std::fs::rename(&part, path).map(|()| own)
+        std::fs::rename(&part, path).map(|()| file)
     })();
     if written.is_err() {
         let _ = std::fs::remove_file(&part);
@@ -256,14 +255,18 @@ mod tests {
         drop(Ready::quiet(Some(Path::new("/dev/null")), "here").expect("written"));
         assert!(!Path::new("/dev/null").is_file());
         // What was written before may be written over, and nothing else; what another process has put there stays.
+        // Where nothing was, the other file would get the inode of the removed one at once.
         for (before, is_taken) in [
-            ("", true),
-            ("unix:/run/s\n", true),
-            ("0x12\n", true),
-            ("precious\n", false),
-            ("unix:/a\nx", false),
+            (None, true),
+            (Some(""), true),
+            (Some("unix:/run/s\n"), true),
+            (Some("0x12\n"), true),
+            (Some("precious\n"), false),
+            (Some("unix:/a\nx"), false),
         ] {
-            std::fs::write(&path, before).expect("written");
+            if let Some(before) = before {
+                std::fs::write(&path, before).expect("written");
+            }
             let ready = Ready::quiet(Some(&path), "here");
             assert_eq!(ready.is_ok(), is_taken, "{before:?}");
             std::fs::remove_file(&path).expect("it is there");
