@@ -29,11 +29,23 @@ pub(crate) struct DownLink {
     /// The rank that it leads to, or else the switch below it.
     rank: Option<u16>,
     switch: Option<String>,
+    /// Hosts that nothing else connects with the network.
+    hosts: Vec<String>,
 }
 
 impl DownLink {
     pub(crate) fn words(&self) -> String {
         format!("{} is down: {}", self.name, self.why)
+    }
+
+    /// Hosts that it cuts off, and why.
+    fn cut_off(&self) -> impl Iterator<Item = (String, String)> {
+        let words = self.words();
+        let each = self.hosts.iter().cloned();
+        each.map(move |host| {
+            let why = format!("host {host} is cut off: {words}");
+            (host, why)
+        })
     }
 }
 
@@ -105,7 +117,7 @@ fn look(core: &mut Locked<'_>, name: &str, now: Instant) -> Option<Instant> {
         .values()
         .map(|(since, link)| (*since + grace, link))
         .min_by_key(|(at, _)| *at);
-    let cut_off = dead_switches(entry, &down, now);
+    let cut_off = cut_off_for_long(entry, &down, now);
     let next = match up {
         Some((_, link)) if moves => {
             let shared = core.shared;
@@ -128,12 +140,13 @@ fn look(core: &mut Locked<'_>, name: &str, now: Instant) -> Option<Instant> {
         entry.live.links_down = down;
         core.notify(name);
     }
-    core.lose_cut_off(name, &cut_off);
+    core.lose_cut_off(name, cut_off);
     next
 }
 
-/// Switches of the tree that have been dead for as long as a receiver may stall, if the group is not to wait for it, and why.
-fn dead_switches(entry: &Entry, down: &DownLinks, now: Instant) -> Vec<(String, String)> {
+/// Hosts at switches of the tree that have been dead for as long as a receiver may stall, if the group is not to wait for it, and why. Of one
+/// whose own link is down, its switch says whether it stalls.
+fn cut_off_for_long(entry: &Entry, down: &DownLinks, now: Instant) -> Vec<(String, String)> {
     let Some(policy) = entry.record().multicast().and_then(|kind| kind.on_stall) else {
         return Vec::new();
     };
@@ -141,8 +154,12 @@ fn dead_switches(entry: &Entry, down: &DownLinks, now: Instant) -> Vec<(String, 
     let dead = down
         .values()
         .filter(|(since, link)| link.is_switch && *since + after <= now);
-    dead.filter_map(|(_, link)| Some((link.switch.clone()?, link.words())))
-        .collect()
+    dead.flat_map(|(_, link)| link.cut_off()).collect()
+}
+
+/// Hosts that are cut off from the network now, and why.
+pub(crate) fn cut_off(core: &Core, entry: &Entry) -> BTreeMap<String, String> {
+    down(core, entry).iter().flat_map(DownLink::cut_off).collect()
 }
 
 /// Whether it fails with a link of its tree, or gets another tree.
@@ -164,6 +181,7 @@ pub(crate) fn down(core: &Core, entry: &Entry) -> Vec<DownLink> {
             why,
             rank: None,
             switch: Some(switch.clone()),
+            hosts: rule.hosts().map(|(_, host)| host.name.clone()).collect(),
         }));
         let parent = match &rule.kind {
             GroupKind::Multicast(kind) => Some(kind.source),
@@ -179,6 +197,7 @@ pub(crate) fn down(core: &Core, entry: &Entry) -> Vec<DownLink> {
                     why,
                     rank: host.rank().map(|part| part.rank),
                     switch: None,
+                    hosts: vec![host.name.clone()],
                 })),
                 // Each link between switches once: at the lower one.
                 NextHop::Switch { name, .. } if parent == Some(index) => {
@@ -197,6 +216,7 @@ pub(crate) fn down(core: &Core, entry: &Entry) -> Vec<DownLink> {
                         why,
                         rank: None,
                         switch: Some(switch.clone()),
+                        hosts: Vec::new(),
                     }));
                 }
                 NextHop::Switch { .. } => {}

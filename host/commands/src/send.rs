@@ -256,12 +256,14 @@ pub(super) fn known_receivers(source: &mut Member<'_, Source>) -> Vec<ReceiverSt
 pub(super) fn lead_away<T>(
     args: &MemberArgs,
     source: Member<'_, T>,
-    receivers: Vec<ReceiverState>,
+    mut receivers: Vec<ReceiverState>,
     error: &MemberError,
 ) -> Option<Refused> {
     let why = reason_line(&error.to_string());
     match source.divert(&why) {
         Ok(Some(hosts)) if hosts.names.len() > 1 => {
+            receivers.retain(|receiver| hosts.put_out.iter().all(|out| out.host != receiver.host));
+            receivers.extend_from_slice(&hosts.put_out);
             Some(Refused::diverted(args.group_name(), why, hosts).knowing(receivers))
         }
         left => {

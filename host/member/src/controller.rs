@@ -423,7 +423,9 @@ impl Controller {
     fn lost_by(&self, state: &api::GroupState) -> Option<MemberError> {
         use api::GroupPhase::{Active, Degraded, Failed, Removing};
         let (group, host, source) = (self.group.clone(), self.host.clone(), &state.source);
-        let is_listed = state.members.iter().any(|m| m.host == host);
+        let own = state.members.iter().find(|m| m.host == host);
+        let put_out = || own.map(|m| m.put_out.clone()).unwrap_or_default();
+        let is_listed = own.is_some();
         let diversion = state.diversion.as_ref().filter(|d| d.hosts.contains(&host));
         if let Some(diversion) = diversion.filter(|_| !self.runs_with(state)) {
             return Some(MemberError::diverted(group, diversion.clone()));
@@ -435,13 +437,19 @@ impl Controller {
                 reason: String::new(),
             }),
             Active | Degraded if self.is_in(state) => None,
-            Active | Degraded => {
-                let member = state.members.iter().find(|m| m.host == host);
-                let reason = member.map(|m| m.put_out.clone()).unwrap_or_default();
-                Some(MemberError::Evicted { host, group, reason })
-            }
+            Active | Degraded => Some(MemberError::Evicted {
+                reason: put_out(),
+                host,
+                group,
+            }),
             // The rules of its last run are being removed.
             Removing => None,
+            // Its run went on, or ended, without it.
+            _ if !put_out().is_empty() => Some(MemberError::Evicted {
+                host,
+                group,
+                reason: put_out(),
+            }),
             phase => {
                 let reason = match phase {
                     Failed => state.reason.clone(),
@@ -498,20 +506,21 @@ mod tests {
     fn what_became_of_a_group_says_whether_a_member_joins_again() {
         use api::GroupPhase::{Active, Degraded, Failed, Installing, Registered, Removing};
         use api::MemberPhase::{Expected, Joined};
-        let lost = |host: &str, phase: api::GroupPhase, own: api::MemberPhase| {
+        let lost_out = |host: &str, phase: api::GroupPhase, own: api::MemberPhase, put_out: &str| {
             let mut state = state(Joined);
             state.set_phase(phase);
             state.reason = "h3 is gone".into();
             let own = (host, own);
             for member in state.members.iter_mut().filter(|m| m.host == own.0) {
                 member.set_phase(own.1);
-                member.put_out = "it stalls".into();
+                member.put_out = put_out.into();
             }
             member(host).lost_by(&state)
         };
+        let lost = |host: &str, phase, own| lost_out(host, phase, own, "");
         for phase in [Active, Degraded] {
             assert!(lost("h2", phase, Joined).is_none());
-            let evicted = lost("h2", phase, Expected).expect("it is out");
+            let evicted = lost_out("h2", phase, Expected, "it stalls").expect("it is out");
             assert!(matches!(evicted, MemberError::Evicted { .. }) && !evicted.may_join_again());
             assert_eq!(evicted.to_string(), "h2 was put out of group g: it stalls");
         }
@@ -527,6 +536,10 @@ mod tests {
                 ended.may_join_again() && ended.to_string().contains(reason),
                 "{ended}"
             );
+        }
+        for phase in [Registered, Installing, Failed] {
+            let evicted = lost_out("h2", phase, Expected, "it is cut off").expect("it is out");
+            assert_eq!(evicted.to_string(), "h2 was put out of group g: it is cut off");
         }
         let gone = lost("h4", Registered, Expected);
         assert!(matches!(gone, Some(MemberError::Evicted { .. })), "{gone:?}");

@@ -266,7 +266,7 @@ impl<T> Member<'_, T> {
             self.host.end_registration();
             return left.map(|_| Some(Hosts::of_roll(roll, &self.host.config.host)));
         }
-        Ok(left?.map(|diversion| Hosts::named(diversion.hosts)))
+        Ok(left?.map(Hosts::of_diversion))
     }
 
     /// Whether [`Member::divert`] can lead the other members, as far as is known.

@@ -6,6 +6,7 @@ use castnet_proto::v1::MemberPhase::{Expected, Joined};
 use castnet_proto::v1::{MemberLoss, MemberPhase};
 use tonic::{Code, Status, Streaming};
 
+use crate::collective_places::set_link;
 use crate::common::{Client, Events, Lab, creation, next, reaches};
 
 const HOSTS: [&str; 3] = ["h0", "h1", "h2"];
@@ -213,6 +214,7 @@ async fn a_source_that_goes_on_from_host_to_host_takes_its_receivers_along() {
     let on = Some(v1::Diversion {
         reason: "it is slow".into(),
         hosts: vec!["h0".into(), "h1".into()],
+        put_out: Vec::new(),
     });
     assert_eq!(divert("h0", "it is slow").await.unwrap(), on);
     let state = reaches(&client, "g", Registered).await.state.unwrap();
@@ -232,6 +234,90 @@ async fn a_source_that_goes_on_from_host_to_host_takes_its_receivers_along() {
     // A receiver takes nobody along.
     assert_eq!(divert("h2", "no source").await.unwrap(), None);
     assert_eq!(reaches(&client, "g", Active).await.state.unwrap().diversion, None);
+}
+
+/// Neither does a receiver that is cut off, by its own link or with its switch: all others would wait for it between the hosts.
+#[tokio::test]
+async fn receivers_that_are_cut_off_do_not_go_on_from_host_to_host() {
+    for by_switch in [false, true] {
+        let mut lab = Lab::two_tiers().await;
+        let (_controller, client) = lab.start().await;
+        let request = v1::CreateGroupRequest {
+            // A report counts for more than twice as long.
+            stall_timeout_ms: 60_000,
+            ..creation("g", &HOSTS)
+        };
+        client.clone().create_group(request).await.unwrap();
+        let mut calls = all_join(&lab, &client, 17, true).await;
+        let state = reaches(&client, "g", Active).await.state.unwrap();
+        let mut events = Events::of(&client).await;
+        let says = match by_switch {
+            true => {
+                lab.switches.get_mut("leaf1").unwrap().stop().await;
+                events.switch("leaf1", false).await;
+                let stalled = v1::PathStalled {
+                    mcst_id: state.mcst_id,
+                    group: "g".into(),
+                    next_hop: "leaf1".into(),
+                    for_ns: 60_000_000_000,
+                    generation: state.generation,
+                    ..Default::default()
+                };
+                lab.switch("spine0")
+                    .report(v1::agent_event::Event::PathStalled(stalled));
+                "host h2 is cut off: switch leaf1 is down"
+            }
+            false => {
+                set_link(lab.switch("leaf1"), 0, false);
+                "host h2 is cut off: link leaf1:0 - h2 is down"
+            }
+        };
+        let is_down = |event: &v1::controller_event::Event| match event {
+            v1::controller_event::Event::Group(group) => group.reason.contains(" is down: "),
+            _ => false,
+        };
+        events.until(|event| is_down(event).then_some(())).await;
+        let request = v1::LeaveGroupRequest {
+            group: "g".into(),
+            host: "h0".into(),
+            diverts: Some("nothing was acknowledged".into()),
+            ..Default::default()
+        };
+        let left = client.clone().leave_group(request).await.unwrap().into_inner();
+        let diversion = left.diversion.expect("it leads the others");
+        assert_eq!(diversion.hosts, ["h0", "h1"]);
+        let [out] = &diversion.put_out[..] else {
+            panic!("{diversion:?}")
+        };
+        assert!(out.host == "h2" && out.reason.starts_with(says), "{out:?}");
+        // It learns why, and the others may exchange their queue pairs without it.
+        let state = loop {
+            let state = next(&mut calls[2]).await;
+            if state.diversion.is_some() {
+                break state;
+            }
+        };
+        assert_eq!(state.diversion, Some(diversion.clone()));
+        assert_eq!(state.members[2].put_out, out.reason);
+        assert!(state.reason.contains(says), "{}", state.reason);
+        let exchange = |rank: u32| {
+            let mut client = client.clone();
+            let request = v1::ExchangeRequest {
+                job: "g".into(),
+                among: v1::ExchangeAmong::Members.into(),
+                rank,
+                size: 2,
+                blob: vec![rank as u8],
+                timeout_ms: 600_000,
+                ..Default::default()
+            };
+            async move { client.exchange(request).await }
+        };
+        let (first, second) = tokio::join!(exchange(0), exchange(1));
+        for met in [first, second] {
+            assert_eq!(met.unwrap().into_inner().blobs, [[0], [1]]);
+        }
+    }
 }
 
 /// Switches cannot change the members of a group in which each may send. Its traffic ends with each way out, and all join again.

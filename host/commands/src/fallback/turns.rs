@@ -70,8 +70,7 @@ impl Refused {
     fn again(ranks: &Ranks, error: MemberError) -> Result<Self, MemberError> {
         match FallbackArg::Auto.instead(error) {
             Err(error) if !ends(&error) => {
-                let (names, roll) = (ranks.members.clone(), None);
-                let hosts = Hosts { names, roll };
+                let hosts = Hosts::named(ranks.members.clone());
                 Ok(Self::diverted(ranks.group.clone(), error.to_string(), hosts))
             }
             refused => refused,

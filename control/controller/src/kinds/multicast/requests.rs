@@ -10,6 +10,7 @@ use super::evict::Afterwards;
 use super::late::Late;
 use super::record::{Diverted, JoinedBy, MemberRecord, MemberState, Multicast, Received, Seat};
 use super::view;
+use crate::broken_links;
 use crate::core::{Core, Locked, Shared};
 use crate::driver;
 use crate::error::Refusal;
@@ -265,24 +266,30 @@ impl Locked<'_> {
                 }
             }
         }
-        let diverted = self.multicast(group)?.1.diverted.as_ref();
-        let diverted = diverted.filter(|diverted| diverted.hosts.iter().any(|other| other == host));
+        let diversion = view::diversion(self.multicast(group)?.1);
         Ok(v1::LeaveGroupResponse {
             left,
-            diversion: diverted.map(view::diversion),
+            diversion: diversion.filter(|diversion| diversion.hosts.iter().any(|other| other == host)),
         })
     }
 
-    /// Its members are to go on from host to host.
+    /// Its members are to go on from host to host, without those that are cut off from the network: nobody reaches them there, either.
     fn divert(&mut self, group: &str, host: &str, reason: String) -> Result<(), Refusal> {
         tracing::warn!(group, host, reason, "goes on from host to host");
+        let cut_off = broken_links::cut_off(self, self.multicast(group)?.0);
         self.change(group, |record| {
-            if let Kind::Multicast(kind) = &mut record.kind {
-                let is_in = |m: &&Arc<MemberRecord>| matches!(m.state, Joining::Joined(_)) && m.host != host;
-                let others = kind.members.iter().filter(is_in).map(|m| m.host.clone());
-                let hosts = std::iter::once(host.to_owned()).chain(others).collect();
-                kind.diverted = Some(Diverted { reason, hosts });
+            let Kind::Multicast(kind) = &mut record.kind else {
+                return;
+            };
+            let mut hosts = vec![host.to_owned()];
+            let is_in = |m: &&mut Arc<MemberRecord>| matches!(m.state, Joining::Joined(_)) && m.host != host;
+            for member in Arc::make_mut(&mut kind.members).iter_mut().filter(is_in) {
+                match cut_off.get(&member.host) {
+                    Some(why) => Arc::make_mut(member).put_out = Some(why.clone()),
+                    None => hosts.push(member.host.clone()),
+                }
             }
+            kind.diverted = Some(Diverted { reason, hosts });
         })
     }
 

@@ -81,26 +81,17 @@ impl Locked<'_> {
     }
 
     /// Receivers that are connected to a dead switch stall with it: the address that they have connected to is there.
-    pub(crate) fn lose_cut_off(&mut self, group: &str, dead: &[(String, String)]) {
-        for (switch, why) in dead {
-            let Ok((entry, kind)) = self.multicast(group) else {
+    pub(crate) fn lose_cut_off(&mut self, group: &str, cut_off: Vec<(String, String)>) {
+        for (host, why) in cut_off {
+            let Ok((_, kind)) = self.multicast(group) else {
                 return;
             };
-            let (Some(rule), Some(policy)) = (entry.record().wanted_rule(switch), kind.on_stall) else {
+            let Some(policy) = kind.on_stall.filter(|_| !kind.needs(&host)) else {
                 continue;
             };
-            let hosts = rule
-                .endpoints
-                .iter()
-                .filter_map(|endpoint| endpoint.next_hop.host());
-            let hosts = hosts.filter(|host| !kind.needs(&host.name));
-            let hosts: Vec<String> = hosts.map(|host| host.name.clone()).collect();
-            for host in hosts {
-                let reason = format!("host {host} is cut off: {why}");
-                // If that cannot be stored, the next look at the links does it.
-                if let Err(error) = self.lose_or_fail(group, &host, reason, policy.fails) {
-                    tracing::error!(group, host, %error, "cannot take out a member");
-                }
+            // If that cannot be stored, the next look at the links does it.
+            if let Err(error) = self.lose_or_fail(group, &host, why, policy.fails) {
+                tracing::error!(group, host, %error, "cannot take out a member");
             }
         }
     }

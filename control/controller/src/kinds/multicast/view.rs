@@ -175,7 +175,7 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
         tree: group.tree.to_string(),
         path: group.path.to_string(),
         repair: group.repair.map(repair_to_proto),
-        diversion: group.diverted.as_ref().map(diversion),
+        diversion: diversion(group),
         outside: group.outside.iter().map(outside).collect(),
         owner: record.owner.clone(),
         ..Default::default()
@@ -190,9 +190,22 @@ fn refinement(record: &Record) -> Option<v1::CoreRefinement> {
     })
 }
 
-pub(super) fn diversion(diverted: &Diverted) -> v1::Diversion {
-    let Diverted { reason, hosts } = diverted.clone();
-    v1::Diversion { reason, hosts }
+/// How its source has left the group, and those that were put out before that.
+pub(super) fn diversion(group: &Multicast) -> Option<v1::Diversion> {
+    let Diverted { reason, hosts } = group.diverted.clone()?;
+    let is_out = |m: &&Arc<MemberRecord>| !hosts.contains(&m.host);
+    let out = group.members.iter().filter(is_out).filter_map(|member| {
+        Some(v1::PutOut {
+            host: member.host.clone(),
+            reason: member.put_out.clone()?,
+        })
+    });
+    let put_out = out.collect();
+    Some(v1::Diversion {
+        reason,
+        hosts,
+        put_out,
+    })
 }
 
 fn outside(out: &Outside) -> v1::OutsideReceiver {
@@ -240,10 +253,15 @@ fn reason(group: &Multicast, entry: &Entry) -> String {
     match record.phase {
         Phase::Registered => {
             let waits = view::waits_for(&group.expected(), ToString::to_string);
-            match &group.diverted {
-                Some(Diverted { reason, hosts }) => {
+            match diversion(group) {
+                Some(v1::Diversion {
+                    reason,
+                    hosts,
+                    put_out,
+                }) => {
                     let source = hosts.first().map_or("", |source| source);
-                    format!("{source} went on from host to host: {reason}; {waits}")
+                    let without: String = put_out.iter().map(|out| format!("; {}", out.reason)).collect();
+                    format!("{source} went on from host to host: {reason}{without}; {waits}")
                 }
                 None => waits,
             }
