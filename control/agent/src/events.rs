@@ -309,6 +309,10 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
         }
         EventKind::NeighbourAppeared(n) | EventKind::NeighbourChanged(n) => neighbour(n, false),
         EventKind::NeighbourGone(n) => neighbour(n, true),
+        EventKind::AddressClaimed { claim, at: port } => Event::AddressClaimed(v1::AddressClaimed {
+            claim: Some(view::neighbour(&claim, at)),
+            seen_at: port_to_proto(port),
+        }),
         EventKind::NeighboursUnreported { port, changes } => {
             let port = port_to_proto(port);
             Event::NeighboursUnreported(v1::NeighboursUnreported { port, changes })

@@ -100,6 +100,14 @@ fn tries(count: u32) -> String {
     }
 }
 
+fn who(neighbour: Option<api::neighbour::Kind>) -> String {
+    match neighbour {
+        Some(api::neighbour::Kind::Switch(s)) => format!("switch {} ({})", s.name, s.port),
+        Some(api::neighbour::Kind::Host(h)) => format!("host {} ({})", h.ip, h.mac),
+        None => "unknown neighbour".to_owned(),
+    }
+}
+
 impl EventLine {
     /// `None` for the event that only opens the stream.
     fn new(event: api::AgentEvent, ports: &PortNames) -> Option<Self> {
@@ -118,14 +126,20 @@ impl EventLine {
                 let facts = json!({ "gone": change.gone });
                 let neighbour = change.neighbour.unwrap_or_default();
                 let port = ports.name(neighbour.port);
-                let who = match neighbour.kind {
-                    Some(api::neighbour::Kind::Switch(s)) => format!("switch {} ({})", s.name, s.port),
-                    Some(api::neighbour::Kind::Host(h)) => format!("host {} ({})", h.ip, h.mac),
-                    None => "unknown neighbour".to_owned(),
-                };
+                let who = who(neighbour.kind);
                 let change = if change.gone { "is gone" } else { "was seen" };
                 let message = format!("{who} {change} at {port}");
                 ("neighbour", None, Some(port), message, facts)
+            }
+            Event::AddressClaimed(claimed) => {
+                let claim = claimed.claim.unwrap_or_default();
+                let (port, seen_at) = (ports.name(claim.port), ports.name(claimed.seen_at));
+                let message = format!(
+                    "{} claims at {port} the address of a host at {seen_at}, which keeps it if it answers",
+                    who(claim.kind)
+                );
+                let facts = json!({ "seen_at": seen_at });
+                ("address-claimed", None, Some(port), message, facts)
             }
             Event::PathStalled(s) => {
                 let facts = json!({
@@ -513,6 +527,25 @@ mod tests {
             (&json!("sources-compete"), &json!("g"))
         );
         assert_eq!(line.message, "h2 wants to send while another member sends");
+        let claim = api::Neighbour {
+            port: 1,
+            kind: Some(api::neighbour::Kind::Host(api::HostNeighbour {
+                ip: "10.0.0.1".to_owned(),
+                mac: "02:00:00:00:00:09".to_owned(),
+            })),
+            ..Default::default()
+        };
+        let claimed = api::AddressClaimed {
+            claim: Some(claim),
+            seen_at: 0,
+        };
+        let line = EventLine::new(event(Event::AddressClaimed(claimed)), &names).expect("an event");
+        assert!(
+            line.message.starts_with("host 10.0.0.1 (02:00:00:00:00:09) claims at ")
+                && line.message.contains("of a host at h1, which"),
+            "{}",
+            line.message
+        );
         let full = api::TableFull {
             entries: 1024,
             port: 0,

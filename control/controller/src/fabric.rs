@@ -242,7 +242,11 @@ impl Facts {
         };
         let by_ip = all.by_ip.get(&record.ip).into_iter().flatten();
         let by_mac = all.by_mac.get(&record.mac).into_iter().flatten();
-        let mut sightings: Vec<Sighting> = by_ip.chain(by_mac).cloned().collect();
+        // One that has both addresses is nobody else's.
+        let mut sightings: Vec<Sighting> = by_ip.clone().filter(|s| by_mac.clone().any(|m| m == *s)).cloned().collect();
+        if sightings.is_empty() {
+            sightings = by_ip.chain(by_mac).cloned().collect();
+        }
         sightings.sort();
         let Some((newest, switch, port)) = sightings.first().cloned() else {
             return Place::Unseen;
@@ -600,6 +604,24 @@ mod tests {
         a.neighbours.retain(|n| n.port != 0);
         a.neighbours.push(host_seen(0, 1, 2 * SAME_FRAME_NS));
         assert_eq!(place(&facts, "h1"), at("b", 2));
+    }
+
+    /// Who claims its IP address, or its Ethernet address, has the other one not.
+    #[test]
+    fn one_of_its_addresses_elsewhere_does_not_move_a_host() {
+        let mut facts = facts();
+        let (_, b) = facts.switches.get_mut("b").unwrap();
+        b.ports.extend([port("b2", 2)]);
+        let [own, other] = [1, 9].map(|number| match host_seen(2, number, 0).who {
+            Who::Host { ip, mac } => (ip, mac),
+            who => panic!("{who:?}"),
+        });
+        for (ip, mac) in [(own.0, other.1), (other.0, own.1)] {
+            let who = Who::Host { ip, mac };
+            let claim = NeighbourReport { who, ..host_seen(2, 1, 0) };
+            facts.switches.get_mut("b").unwrap().1.neighbours.push(claim);
+            assert_eq!(place(&facts, "h1"), at("a", 0));
+        }
     }
 
     #[test]

@@ -307,6 +307,11 @@ impl Link {
                 tracing::warn!(switch, ?storm, "a class is paused for too long");
                 false
             }
+            Some(Told::AddressClaimed(claimed)) => {
+                let switch = &self.config.name;
+                tracing::warn!(switch, ?claimed, "a host claims an address that was seen elsewhere");
+                false
+            }
             Some(
                 Told::SourcesCompete(_)
                 | Told::GroupMoved(_)

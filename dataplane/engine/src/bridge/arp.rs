@@ -1,12 +1,15 @@
 //! Answers ARP requests for McstIDs and own addresses with the address of the ingress port. Switches all other ARP. Learns the senders.
 
+use core::net::Ipv4Addr;
+
 use castnet_wire::{Arp, ArpOp, DropReason, Ethernet, FrameBuf};
 
 use crate::bridge::Bridging;
 use crate::egress::Egress;
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::cx::Cx;
-use castnet_wire::ethernet::set_macs;
+use crate::tables::neighbours::Ask;
+use castnet_wire::ethernet::{FRAME_MIN, MACS_LEN, set_macs};
 
 impl Bridging<'_> {
     pub(crate) fn arp_frame<E: Egress, O: Observer>(
@@ -28,7 +31,8 @@ impl Bridging<'_> {
                 )
             });
         }
-        self.learn_neighbour(cx, arp, &ethernet);
+        let tags = frame.head().get(MACS_LEN..l3).unwrap_or_default();
+        self.learn_neighbour(cx, arp, &ethernet, tags);
         let mac = self.output.ports.mac(cx.ingress);
         if arp.op == ArpOp::Request
             && (self.answers_for(arp.target_ip) || self.is_registrable(arp.target_ip, cx.ingress))
@@ -70,12 +74,14 @@ impl Bridging<'_> {
         self.bridge(cx, frame)
     }
 
-    /// Learns the sender of an ARP packet as a neighbour, if the packet does not contradict its frame.
+    /// Learns the sender of an ARP packet as a neighbour, if the packet does not contradict its frame. `tags`: from its Ethernet addresses to
+    /// the packet.
     fn learn_neighbour<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
         arp: &Arp,
         ethernet: &Ethernet,
+        tags: &[u8],
     ) {
         let (ip, mac) = (arp.sender_ip, arp.sender_mac);
         let is_host = !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast();
@@ -83,9 +89,31 @@ impl Bridging<'_> {
             return;
         }
         let at = (cx.now, cx.ingress);
-        self.own
-            .neighbours
-            .arp(at, ip, mac, &self.own.tables, self.events);
+        let neighbours = &mut self.own.neighbours;
+        let asks = neighbours.arp(at, ip, mac, &self.own.tables, self.events);
         self.own.start_ageing(cx.now);
+        if let Some(ask) = asks {
+            cx.observer.step(|| {
+                let decision = format!("ask {} at port {}", ask.mac, ask.port);
+                let reason = format!("{mac} claims {ip}, which was seen there");
+                Step::new(Stage::Arp, decision, reason)
+            });
+            self.ask(cx, ask, ip, tags);
+        }
+    }
+
+    /// Asks a host whether it still has its address (an ARP probe, RFC 5227). The reply is learned.
+    fn ask<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, ask: Ask, ip: Ipv4Addr, tags: &[u8]) {
+        let own = self.output.ports.mac(ask.port);
+        let probe = Arp::request(own, Ipv4Addr::UNSPECIFIED, ip).to_bytes();
+        let padding = [0; FRAME_MIN - Ethernet::LEN - Arp::LEN];
+        let parts = [&ask.mac.0[..], &own.0, tags, &probe, &padding];
+        match cx.egress.gather(ask.port, &parts) {
+            Some(frame) => {
+                self.output.counters.totals.originated += 1;
+                cx.send(&mut self.output.counters, ask.port, frame);
+            }
+            None => self.output.counters.totals.copies_lost += 1,
+        }
     }
 }

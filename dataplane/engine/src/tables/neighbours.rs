@@ -9,8 +9,25 @@ use crate::observe::neighbour::{Neighbour, Said};
 use crate::tables::port_table::{Entry, PortTable};
 use crate::tables::published::Tables;
 
+/// How long a host has to answer that it still has its address.
+const ANSWER_WITHIN: Nanos = Nanos::from_secs(1);
+
 /// A host seen in ARP. The key is its IPv4 address.
-type Sighting = Entry<MacAddr>;
+type Sighting = Entry<Host>;
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Host {
+    mac: MacAddr,
+    /// When it was last asked whether it still has its address: another port has claimed it.
+    asked: Option<Nanos>,
+}
+
+/// A host that is to be asked for its address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ask {
+    pub(crate) port: PortId,
+    pub(crate) mac: MacAddr,
+}
 
 fn key(ip: Ipv4Addr) -> u64 {
     u32::from(ip).into()
@@ -22,7 +39,7 @@ fn host(key: u64, sighting: &Sighting) -> Neighbour {
         port: sighting.port,
         said: Said::Arp {
             ip,
-            mac: sighting.value,
+            mac: sighting.value.mac,
         },
         seen: sighting.seen,
     }
@@ -35,7 +52,7 @@ fn report_gone(now: Nanos, neighbour: Neighbour, events: &mut Events) {
 #[derive(Clone, Debug)]
 pub(crate) struct Neighbours {
     lldp: Box<[Option<Neighbour>; PortId::COUNT]>,
-    pub(crate) arp: PortTable<MacAddr>,
+    pub(crate) arp: PortTable<Host>,
     full_reported: bool,
 }
 
@@ -75,6 +92,7 @@ impl Neighbours {
     }
 
     /// Records the sender of an ARP packet. A full table displaces a neighbour of the port with most entries, but no member of a group.
+    /// An address that was seen at another port stays there until the host there is silent when it is asked; returns whom to ask.
     pub(crate) fn arp(
         &mut self,
         (now, port): (Nanos, PortId),
@@ -82,15 +100,27 @@ impl Neighbours {
         mac: MacAddr,
         tables: &Tables,
         events: &mut Events,
-    ) {
+    ) -> Option<Ask> {
         let before = self.arp.get(now, key(ip)).copied();
-        // A member keeps its port until it ages or the port goes down, even if another host claims its address.
-        let is_elsewhere = |old: Sighting| old.port != port && tables.is_member(old.port, ip);
-        if before.is_some_and(is_elsewhere) && !tables.is_member(port, ip) {
-            return;
+        if let Some(old) = before.filter(|old| old.port != port)
+            && !tables.is_member(port, ip)
+        {
+            // A member keeps its port until it ages or the port goes down.
+            if tables.is_member(old.port, ip) {
+                return None;
+            }
+            let asked = old.value.asked;
+            let is_silent = asked.is_some_and(|at| old.seen < at && now.since(at) >= ANSWER_WITHIN);
+            if !is_silent {
+                let waits = asked.is_some_and(|at| now.since(at) < ANSWER_WITHIN);
+                return (!waits).then(|| self.ask((now, port), (ip, mac), old, events));
+            }
         }
         let is_held = |key: u64, port| tables.is_member(port, Ipv4Addr::from(key as u32));
-        let noted = self.arp.see(now, key(ip), mac, port, is_held);
+        let asked = before
+            .filter(|old| old.port == port)
+            .and_then(|old| old.value.asked);
+        let noted = self.arp.see(now, key(ip), Host { mac, asked }, port, is_held);
         let displaced = noted.as_ref().ok().and_then(Option::as_ref);
         if !self.full_reported && (displaced.is_some() || noted.is_err()) {
             self.full_reported = true;
@@ -100,9 +130,7 @@ impl Neighbours {
         if let Some((key, entry)) = displaced {
             report_gone(now, host(*key, entry), events);
         }
-        if noted.is_err() {
-            return;
-        }
+        noted.ok()?;
         let new = Neighbour {
             port,
             said: Said::Arp { ip, mac },
@@ -110,10 +138,34 @@ impl Neighbours {
         };
         match before {
             None => events.neighbour(now, port, EventKind::NeighbourAppeared(new)),
-            Some(old) if (old.value, old.port) != (mac, port) => {
+            Some(old) if (old.value.mac, old.port) != (mac, port) => {
                 events.neighbour(now, port, EventKind::NeighbourChanged(new));
             }
             Some(_) => {}
+        }
+        None
+    }
+
+    fn ask(
+        &mut self,
+        (now, port): (Nanos, PortId),
+        (ip, mac): (Ipv4Addr, MacAddr),
+        old: Sighting,
+        events: &mut Events,
+    ) -> Ask {
+        if let Some(entry) = self.arp.get_mut(key(ip)) {
+            entry.value.asked = Some(now);
+        }
+        let claim = Neighbour {
+            port,
+            said: Said::Arp { ip, mac },
+            seen: now,
+        };
+        let at = old.port;
+        events.neighbour(now, port, EventKind::AddressClaimed { claim, at });
+        Ask {
+            port: old.port,
+            mac: old.value.mac,
         }
     }
 
@@ -209,29 +261,64 @@ mod tests {
     }
 
     #[test]
-    fn an_arp_neighbour_appears_moves_and_ages() {
+    fn an_arp_neighbour_appears_moves_when_it_is_silent_and_ages() {
         let (mut neighbours, mut events) = (Neighbours::new(4, AGEING, 0), Events::new(16));
         let (ip, mac) = (Ipv4Addr::new(10, 0, 0, 1), MacAddr([2, 0, 0, 0, 0, 1]));
         let [p0, p1] = [0, 1].map(|n| PortId::new(n).unwrap_or_default());
         let tables = Tables::default();
-        for (second, port) in [(1, p0), (2, p0), (3, p1)] {
-            neighbours.arp((Nanos::from_secs(second), port), ip, mac, &tables, &mut events);
+        let ask = Some(Ask { port: p0, mac });
+        for (ms, port, asks) in [
+            (1000, p0, None),
+            (2000, p0, None),
+            // A claim asks the old place, at most once a second.
+            (3000, p1, ask),
+            (3500, p1, None),
+            // It answers: it keeps the address.
+            (3600, p0, None),
+            (3999, p1, None),
+            (4000, p1, ask),
+            (4999, p1, None),
+            // Silent.
+            (5000, p1, None),
+        ] {
+            let at = (Nanos::from_millis(ms), port);
+            assert_eq!(neighbours.arp(at, ip, mac, &tables, &mut events), asks, "{ms}");
         }
-        let moved = Neighbour {
-            port: p1,
+        let seen = |port, seen| Neighbour {
+            port,
             said: Said::Arp { ip, mac },
-            seen: Nanos::from_secs(3),
+            seen: Nanos::from_millis(seen),
         };
-        neighbours.age(Nanos::from_secs(303), &mut events);
-        let events = drain(&mut events);
-        assert!(matches!(events[0], EventKind::NeighbourAppeared(n) if n.port == p0));
+        neighbours.age(Nanos::from_secs(305), &mut events);
+        let claimed = |ms| EventKind::AddressClaimed {
+            claim: seen(p1, ms),
+            at: p0,
+        };
         assert_eq!(
-            events[1..],
+            drain(&mut events),
             [
-                EventKind::NeighbourChanged(moved),
-                EventKind::NeighbourGone(moved)
+                EventKind::NeighbourAppeared(seen(p0, 1000)),
+                claimed(3000),
+                claimed(4000),
+                EventKind::NeighbourChanged(seen(p1, 5000)),
+                EventKind::NeighbourGone(seen(p1, 5000)),
             ]
         );
+    }
+
+    /// What was asked before, at another place, does not count.
+    #[test]
+    fn a_host_that_has_moved_is_asked_anew() {
+        let (mut neighbours, mut events) = (Neighbours::new(4, AGEING, 0), Events::new(16));
+        let (ip, mac) = (Ipv4Addr::new(10, 0, 0, 1), MacAddr([2, 0, 0, 0, 0, 1]));
+        let [p0, p1] = [0, 1].map(|n| PortId::new(n).unwrap_or_default());
+        let tables = Tables::default();
+        let mut arp = |secs, port| {
+            let at = (Nanos::from_secs(secs), port);
+            neighbours.arp(at, ip, mac, &tables, &mut events)
+        };
+        assert_eq!([arp(1, p0), arp(2, p1), arp(3, p1)].map(|ask| ask.is_some()), [false, true, false]);
+        assert_eq!(arp(4, p0), Some(Ask { port: p1, mac }));
     }
 
     #[test]

@@ -134,6 +134,11 @@ impl<V: Copy + Default> PortTable<V> {
             .filter(|entry| now.since(entry.seen) < self.ageing)
     }
 
+    /// The entry of `key`, old or not. Its place in the table is not to be changed.
+    pub(crate) fn get_mut(&mut self, key: u64) -> Option<&mut Entry<V>> {
+        self.map.get_mut(key)
+    }
+
     /// Records that `key`, never all ones, was seen at `port`. Returns the displaced entry, for which `is_held` is false.
     pub(crate) fn see(
         &mut self,

@@ -294,6 +294,54 @@ fn arp_for_a_group_is_answered_with_the_address_of_the_port() {
     assert_conserved(&e);
 }
 
+/// An address that is claimed at another port stays, while the host that has it answers.
+#[test]
+fn a_host_is_asked_before_its_address_moves() {
+    let mut e = engine(3);
+    let at = |e: &Engine, now| {
+        let mut all = e.neighbours(now);
+        let own = all.find(|n| matches!(n.said, Said::Arp { ip, .. } if ip == host_ip(0)));
+        own.map(|n| n.port)
+    };
+    let mut claim = vec![0; 64];
+    let arp = Arp::request(peer_mac(2), host_ip(0), host_ip(1));
+    let n = emit_arp(&mut claim, MacAddr::BROADCAST, &arp).unwrap();
+    claim.truncate(n);
+    for tag in [false, true] {
+        let mut claim = claim.clone();
+        if tag {
+            claim.splice(12..12, [0x81, 0, 0, 7]);
+        }
+        let second = |n| T0 + Nanos::from_secs(n + 10 * u64::from(tag));
+        feed(&mut e, second(1), 0, &arp_request(0, host_ip(1)));
+        let sent = feed(&mut e, second(2), 2, &claim);
+        let probes: Vec<_> = sent.iter().filter(|(_, frame)| frame[..6] == peer_mac(0).0).collect();
+        let [(0, probe)] = probes[..] else {
+            panic!("{sent:?}")
+        };
+        let (ethernet, l3) = Ethernet::parse(probe).unwrap();
+        assert_eq!((ethernet.src, l3), (port_mac(0), if tag { 18 } else { 14 }));
+        assert_eq!(
+            Arp::parse(&probe[l3..]).unwrap(),
+            Arp::request(port_mac(0), Ipv4Addr::UNSPECIFIED, host_ip(0))
+        );
+        // The claim itself is switched on.
+        assert_eq!(to(&sent).iter().filter(|n| **n == 1).count(), 1);
+        // It answers, and the same claim a second later moves nothing, but asks again.
+        let mut answer = vec![0; 64];
+        let reply = Arp::request(port_mac(0), Ipv4Addr::UNSPECIFIED, host_ip(0)).reply(peer_mac(0));
+        let n = emit_arp(&mut answer, port_mac(0), &reply).unwrap();
+        assert_eq!(feed(&mut e, second(2) + Nanos(1), 0, &answer[..n]), []);
+        let has_probe = |sent: &[(usize, Vec<u8>)]| sent.iter().any(|(_, frame)| frame[..6] == peer_mac(0).0);
+        assert!(has_probe(&feed(&mut e, second(3), 2, &claim)));
+        assert_eq!(at(&e, second(3)), Some(port(0)));
+    }
+    // Silent for a second: it has moved.
+    assert!(!feed(&mut e, T0 + Nanos::from_secs(14), 2, &claim).is_empty());
+    assert_eq!(at(&e, T0 + Nanos::from_secs(14)), Some(port(2)));
+    assert_conserved(&e);
+}
+
 #[test]
 fn arp_for_the_switch_itself_is_answered_in_its_vlan() {
     let own = Ipv4Addr::new(10, 0, 0, 254);
