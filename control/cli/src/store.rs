@@ -11,7 +11,7 @@ use castnet_controller::store::etcd::{Campaign, Candidate, EtcdConfig, EtcdStore
 use castnet_controller::store::memory::MemoryStore;
 use castnet_controller::store::redb::{self, RedbStore};
 use castnet_controller::store::{STORE_VERSION, Store, StoreError, Table};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, value_parser};
 use serde::Serialize;
 
 /// Checks, exports and imports the store of a controller that does not run
@@ -52,6 +52,9 @@ enum Verb {
         /// Replaces what the store has
         #[arg(long)]
         force: bool,
+        /// The epoch that switches name when they say that the one of this controller is over: a clock was ahead at an earlier import
+        #[arg(long, value_name = "EPOCH", value_parser = value_parser!(u64).range(..1 << 62))]
+        above: Option<u64>,
     },
 }
 
@@ -217,11 +220,13 @@ impl StoreCommand {
                 store,
                 document: from,
                 force,
+                above,
             } => {
                 let text = document(&from)?;
                 let now = SystemTime::now()
                     .duration_since(UNIX_EPOCH)
                     .map_or(0, |now| now.as_secs());
+                let now = above.map_or(now, |epoch| now.max(epoch + 1));
                 let memory = MemoryStore::default();
                 // A document with faults creates no file.
                 content::import(&memory, &text, force, now)
