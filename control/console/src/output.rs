@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal, Write};
 
 use castnet_wire::CounterSet;
 use clap::ValueEnum;
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Serialize, Serializer};
 
@@ -151,9 +151,10 @@ impl Page {
                 cells.peek().is_some() && cells.all(|cell| is_figure(cell))
             })
             .collect();
-        match widths(&header, &rows) {
+        let terminal = Table::new().width();
+        match widths(&header, &rows, terminal) {
             Some(widths) => self.aligned(&header, &rows, &figures, &widths),
-            None => self.wrapped(header, rows, &figures),
+            None => self.wrapped(header, rows, &figures, terminal),
         }
     }
 
@@ -176,14 +177,34 @@ impl Page {
         }
     }
 
-    /// Rows in as many lines as the terminal needs.
-    fn wrapped(&mut self, header: Vec<String>, rows: Vec<Vec<String>>, figures: &[bool]) {
+    /// Rows in as many lines as a terminal of so many columns needs. One that is too narrow for the longest words wraps lines itself: no word
+    /// is split here.
+    fn wrapped(
+        &mut self,
+        header: Vec<String>,
+        rows: Vec<Vec<String>>,
+        figures: &[bool],
+        terminal: Option<u16>,
+    ) {
+        let all = || std::iter::once(&header).chain(&rows);
+        let longest = |i: usize| {
+            let cells = all().filter_map(|row| row.get(i));
+            let words = cells.flat_map(|cell| cell.split_whitespace());
+            words.map(|word| word.chars().count()).max().unwrap_or(0)
+        };
+        // A column has a space on each side.
+        let least: Vec<usize> = (0..header.len()).map(|i| longest(i) + 2).collect();
         let mut table = Table::new();
-        table
-            .load_style(presets::NOTHING)
-            .set_content_arrangement(ContentArrangement::Dynamic);
+        table.load_style(presets::NOTHING);
         table.set_header(header);
         table.add_rows(rows);
+        if let Some(terminal) = terminal.filter(|width| least.iter().sum::<usize>() <= usize::from(*width)) {
+            table
+                .set_width(terminal)
+                .set_content_arrangement(ContentArrangement::Dynamic);
+            let least = least.iter().map(|width| Width::Fixed(*width as u16));
+            table.set_constraints(least.map(ColumnConstraint::LowerBoundary));
+        }
         for (i, _) in figures.iter().enumerate().filter(|(_, figure)| **figure) {
             if let Some(column) = table.column_mut(i) {
                 column.set_cell_alignment(CellAlignment::Right);
@@ -210,7 +231,7 @@ impl Page {
 }
 
 /// The widths of the columns, if all cells are there, have a plain width, and fit the terminal beside each other.
-fn widths(header: &[String], rows: &[Vec<String>]) -> Option<Vec<usize>> {
+fn widths(header: &[String], rows: &[Vec<String>], terminal: Option<u16>) -> Option<Vec<usize>> {
     let is_plain = |cell: &String| cell.bytes().all(|b| b == b' ' || b.is_ascii_graphic());
     let mut widths = vec![0; header.len()];
     for row in std::iter::once(header).chain(rows.iter().map(Vec::as_slice)) {
@@ -222,7 +243,7 @@ fn widths(header: &[String], rows: &[Vec<String>]) -> Option<Vec<usize>> {
         }
     }
     let total: usize = widths.iter().map(|width| width + 2).sum();
-    let fits = Table::new().width().is_none_or(|columns| total <= columns.into());
+    let fits = terminal.is_none_or(|columns| total <= columns.into());
     fits.then_some(widths)
 }
 
@@ -520,8 +541,32 @@ mod tests {
             };
             let figures = [0, 1, 2].map(is_figure);
             let mut wrapped = Page::default();
-            wrapped.wrapped(["A", "LONG NAME", "C"].map(str::to_owned).to_vec(), rows, &figures);
+            wrapped.wrapped(["A", "LONG NAME", "C"].map(str::to_owned).to_vec(), rows, &figures, None);
             prop_assert_eq!(page.text(), wrapped.text());
+        }
+
+        /// However narrow a terminal is, each word stays whole; where the words fit, so do the lines.
+        #[test]
+        fn no_word_is_split(
+            rows in proptest::collection::vec(proptest::collection::vec("([a-z0-9:]{1,12} ){0,6}", 3), 1..6), terminal in 0u16..100,
+        ) {
+            let header = ["A", "LONG NAME", "C"].map(str::to_owned).to_vec();
+            let words = |text: &str| {
+                let mut words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+                words.sort();
+                words
+            };
+            let all = words(&[&header[..], &rows.concat()].concat().join(" "));
+            let mut page = Page::default();
+            page.wrapped(header.clone(), rows.clone(), &[false; 3], Some(terminal));
+            prop_assert_eq!(words(page.text()), all);
+            let longest = |i: usize| {
+                let cells = rows.iter().map(|row| &row[i]).chain([&header[i]]);
+                cells.flat_map(|cell| cell.split_whitespace()).map(str::len).max().unwrap_or(0)
+            };
+            if (0..3).map(|i| longest(i) + 2).sum::<usize>() <= usize::from(terminal) {
+                prop_assert!(page.text().lines().all(|line| line.len() <= terminal.into()), "{}", page.text());
+            }
         }
     }
 
