@@ -12,6 +12,7 @@ use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, Page, Report};
 use castnet_console::units::{self, bytes};
 use castnet_planner::relay_time;
+use castnet_rnic::Traffic;
 use castnet_wire::{TreeChoice, TreeShape};
 use clap::Args;
 use serde::Serialize;
@@ -23,6 +24,9 @@ const LONG: u64 = 4 << 20;
 
 /// Time for the calls of each measurement.
 const BUDGET: Duration = Duration::from_secs(2);
+
+/// Share of the packets that may be sent again. A busy host is late at times; a network that loses packets is another thing.
+const AGAIN_MAX: f64 = 0.005;
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "What is computed (rank 0)")]
@@ -109,6 +113,7 @@ fn run_rank(rank: &RankArgs, what: &CalibrateArgs, how: &HowArgs, output: Output
         let row = measure.run(&mut caller, &mut || {});
         Ok(row.map_err(|error| error.failure(&rank.job))?.time_median_us)
     };
+    let before = callers.traffic();
     // Each sends the other one a message, at the same time.
     let hop_us = measure(Collective::Barrier, 0)?;
     let long_us = measure(Collective::Broadcast { root: 0 }, LONG)?;
@@ -116,12 +121,26 @@ fn run_rank(rank: &RankArgs, what: &CalibrateArgs, how: &HowArgs, output: Output
     if rank.rank != 0 {
         return Ok(());
     }
+    if let Some(share) = sent_again(before, callers.traffic()).filter(|share| *share > AGAIN_MAX) {
+        let percent = share * 100.0;
+        return Err(Failure::failed(format!(
+            "{percent:.1} % of the packets were sent again: the network loses packets, and the times would be those of the repair"
+        ))
+        .next("calibrate where nothing is lost: in a lab without its faults, else see castnet drops at the switches between the hosts"));
+    }
     let packets = LONG.div_ceil(how.network.pmtu.into()) as f64;
     output.show(&Calibration::new(
         how.network.pmtu,
         (hop_us, (long_us - hop_us).max(0.0) / packets),
         what,
     ))
+}
+
+/// The share of the frames in between. `None`: they are not counted.
+fn sent_again(before: Option<Traffic>, after: Option<Traffic>) -> Option<f64> {
+    let (before, after) = (before?, after?);
+    let grew = |count: fn(&Traffic) -> Option<u64>| Some(count(&after)?.saturating_sub(count(&before)?) as f64);
+    Some(grew(|t| t.retransmissions)? / grew(|t| t.frames_sent)?.max(1.0))
 }
 
 impl Calibration {
@@ -194,6 +213,20 @@ impl Report for Calibration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_sent_again_is_a_share_of_what_was_sent_since() {
+        let traffic = |frames, again| {
+            Some(Traffic {
+                frames_sent: Some(frames),
+                retransmissions: again,
+                ..Traffic::default()
+            })
+        };
+        assert_eq!(sent_again(traffic(100, Some(50)), traffic(1100, Some(60))), Some(0.01));
+        assert_eq!(sent_again(traffic(100, None), traffic(1100, None)), None);
+        assert_eq!(sent_again(None, traffic(1100, Some(60))), None);
+    }
 
     #[test]
     fn the_tree_of_auto_is_never_slower_than_the_others() {

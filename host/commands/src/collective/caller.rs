@@ -7,6 +7,7 @@ use castnet_comm::{
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, remark};
 use castnet_local::{Hierarchical, Options, PathCounters, RankPath};
+use castnet_rnic::{Rnic as _, Traffic};
 use castnet_runner::{Comm, Runner, StartError};
 
 use super::failure::failure;
@@ -55,6 +56,14 @@ impl Callers {
             ..Options::new(network.path)
         };
         Ok(Self { rnic, options })
+    }
+
+    /// What the RNIC has counted. `None`: a runner has it.
+    pub fn traffic(&self) -> Option<Traffic> {
+        match &self.rnic {
+            CallerRnic::Thread(rnic) => Some(rnic.traffic()),
+            CallerRnic::Runner(_) => None,
+        }
     }
 
     /// Joins the job of `config`, and reports on standard error what it waits for.
