@@ -48,12 +48,22 @@ prefix=castnet-${LAB:-lab}
 mtu=4200
 # The hosts of the running lab.
 read -ra hosts 2>/dev/null <"$lab/hosts" || hosts=(h1 h2 h3 h4)
+# What a verb has started, which does not outlive it: processes, groups, and whether there are servers.
+pids=() groups=() serves=
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 die() { printf 'netns.sh: %s\n' "$*" >&2; exit 1; }
 
 # Whether process $1 runs and is one of this lab. One that has ended may have left its number to another, which must not be killed.
 is_ours() { grep -qzxF "CASTNET_LAB=$lab" "/proc/$1/environ" 2>/dev/null; }
+
+# At the end of a verb, however it ends.
+tidy() {
+    [ -z "$serves" ] || stop_servers
+    [ ${#pids[@]} = 0 ] || kill "${pids[@]}" 2>/dev/null || true
+    wait
+    [ ${#groups[@]} = 0 ] || destroy_groups || true
+}
 
 find_castnet() {
     local found
@@ -90,11 +100,20 @@ await() {
     die "$1"
 }
 
+# What runs on has no descriptors of the caller, such as a lock.
+close_inherited() {
+    local fd
+    for fd in /proc/"$BASHPID"/fd/*; do
+        fd=${fd##*/}
+        [ "$fd" -le 2 ] || eval "exec $fd>&-"
+    done
+}
+
 # Starts "$@" in the background with its output in NAME.log, and waits for NAME.ready.
 start() {
     local name=$1
     shift
-    "$@" --ready-file "$lab/$name.ready" >"$lab/$name.log" 2>&1 &
+    (close_inherited && exec "$@" --ready-file "$lab/$name.ready" >"$lab/$name.log" 2>&1) &
     local pid=$!
     echo "$pid" >"$lab/$name.pid"
     await "$name is not ready: see $lab/$name.log" is_ready "$name" "$pid"
@@ -155,7 +174,7 @@ describe_host() {
 start_controllers() {
     local n name all=()
     command -v etcd >/dev/null || die "several controllers need etcd: install etcd-server"
-    (cd "$lab" && exec etcd --listen-client-urls unix://etcd:0 --advertise-client-urls unix://etcd:0 \
+    (close_inherited && cd "$lab" && exec etcd --listen-client-urls unix://etcd:0 --advertise-client-urls unix://etcd:0 \
         --listen-peer-urls unix://peer:0 --auto-compaction-mode revision --auto-compaction-retention 1000 \
         >"$lab/etcd.log" 2>&1) &
     echo $! >"$lab/etcd.pid"
@@ -226,7 +245,7 @@ up() {
     hosts=()
     for ((host = 1; host <= count; host++)); do hosts+=("h$host"); done
     mkdir -m 700 "$lab"
-    trap 'down >/dev/null 2>&1' ERR
+    trap 'down >/dev/null 2>&1' EXIT
     echo "${hosts[@]}" >"$lab/hosts"
     # Only what passes the queueing discipline of an interface keeps to the rate of the link.
     echo "${LINK:+,bypass=no}" >"$lab/bypass"
@@ -281,7 +300,7 @@ up() {
         start_switch "$host" "$host" $(port spine spine) ${leaves[${host#leaf}]}
     done
     control
-    trap - ERR
+    trap - EXIT
     examples switch
 }
 
@@ -317,7 +336,7 @@ relays() {
         switches+=("relay$number")
     done
     control
-    trap - ERR
+    trap - EXIT
     examples relay1
 }
 
@@ -376,7 +395,7 @@ shufflecast() {
     done
     control
     await_links 8
-    trap - ERR
+    trap - EXIT
     examples tor1
 }
 
@@ -437,7 +456,7 @@ pods() {
     done
     control
     await_links 4
-    trap - ERR
+    trap - EXIT
     examples tor1
 }
 
@@ -459,22 +478,24 @@ END
 }
 
 send() {
-    local file=${1:-} op=${OP:-send} host pids=() failed=0 receivers=("${hosts[@]:1}")
+    local file=${1:-} op=${OP:-send} host pid failed=0 receivers=("${hosts[@]:1}")
     [ -r "$file" ] || die "send FILE: a file that can be read"
     [ -e "$lab/controllers" ] || die "the lab is not up: netns.sh up"
     export CASTNET_CONTROLLER=$(cat "$lab/controllers")
     "$castnet" group create lab-file --source h1 --pmtu 4096 ${GROUP:-} \
         --members "$(IFS=,; echo "${receivers[*]}")"
+    groups=(lab-file)
     for host in "${receivers[@]}"; do
         inside "$host" "$castnet" host receive --interface "$(interface "$host")" --ip "10.0.0.${host#h}/24" --name "$host" \
             --group lab-file --op "$op" --out "$lab/$host.out" &
         pids+=($!)
     done
     inside h1 "$castnet" host send --interface "$(interface h1)" --ip 10.0.0.1/24 --name h1 --group lab-file --op "$op" \
-        --file "$file" || failed=1
-    local pid
+        --file "$file" &
+    pids+=($!)
     for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
-    "$castnet" group destroy lab-file
+    pids=()
+    destroy_groups
     for host in "${receivers[@]}"; do
         if cmp "$file" "$lab/$host.out"; then echo "$host has every byte"; else failed=1; fi
         rm -f "$lab/$host.out"
@@ -484,7 +505,7 @@ send() {
 
 # One rank per host, or RANKS ranks. Rank 0 prints the table. FLAGS are those of `castnet host allreduce`.
 collective() {
-    local primitive=$1 rank size=${RANKS:-${#hosts[@]}} number pids=() failed=0 pid program=("$castnet" host)
+    local primitive=$1 rank size=${RANKS:-${#hosts[@]}} number failed=0 pid program=("$castnet" host)
     shift
     case "$primitive" in
     bench | calibrate | skew) program=("$(find_lab)") || return ;;
@@ -499,6 +520,7 @@ collective() {
         pids+=($!)
     done
     for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+    pids=()
     return $failed
 }
 
@@ -575,7 +597,7 @@ serve() {
     local host at addresses=()
     [ -e "$lab/controllers" ] || die "the lab is not up: netns.sh up"
     export CASTNET_CONTROLLER=$(cat "$lab/controllers")
-    trap stop_servers EXIT
+    serves=yes
     for host in "${@:2}"; do
         # Without interface the kernel has no address there.
         if [ -e "$lab/memif" ]; then at=unix:$lab/$host.blocks; else at=10.0.0.${host#h}; fi
@@ -597,11 +619,14 @@ at_servers() {
 # Creates the group $1 from h1 to the hosts "${@:2}".
 create_group() {
     "$castnet" group create "$1" --source h1 --members "$(IFS=,; echo "${*:2}")" --pmtu 4096 ${GROUP:-} >/dev/null
+    groups+=("$1")
 }
 
+# Destroys all groups that this verb has created.
 destroy_groups() {
     local group
-    for group; do "$castnet" group destroy "$group" >/dev/null; done
+    for group in "${groups[@]}"; do "$castnet" group destroy "$group" >/dev/null; done
+    groups=()
 }
 
 replicate() {
@@ -609,7 +634,7 @@ replicate() {
     serve "${SIZE:-256M}" "${hosts[@]:1:3}"
     create_group lab-blocks "${hosts[@]:1:3}"
     at_servers compare --group lab-blocks "$@" || failed=1
-    destroy_groups lab-blocks
+    destroy_groups
     return $failed
 }
 
@@ -620,14 +645,13 @@ remark_bounds() {
 }
 
 consensus() {
-    local n groups=() failed=0 servers GROUP=${GROUP---core static}
+    local n failed=0 servers GROUP=${GROUP---core static}
     serve 16M "${hosts[@]:1}"
     for ((n = 1; n < ${#hosts[@]}; n++)); do
         create_group "lab-values-$n" "${hosts[@]:1:n}"
-        groups+=("lab-values-$n")
     done
     at_servers consensus --group lab-values "$@" || failed=1
-    destroy_groups "${groups[@]}"
+    destroy_groups
     remark_bounds
     return $failed
 }
@@ -647,7 +671,7 @@ model() {
         at_servers write --by $way --group lab-model --size 1MB --pattern sequential --count "$mb" --depth 4 --seed $seed \
             ${slow:+--qp-timeout 17} --output json >"$lab/model$seed.json" || failed=1
     done
-    destroy_groups lab-model
+    destroy_groups
     stop_servers
     [ $failed = 0 ] || return 1
     collective broadcast --fallback only --type f32 --bytes "${mb}MB" --iters 1 --warmup 1 --timeout 10m \
@@ -702,7 +726,7 @@ multisend() {
             if [ "$size" -le 128 ]; then paper="at most 2.05"; elif [ "$size" = 16384 ]; then paper="a little below 1"; fi
             factor "$n" "$size" "$(median_to multicast "$n" lab-multisend "$size")" \
                 "$(median_to unicasts "$n" lab-multisend "$size")" "$paper" || failed=1
-            destroy_groups lab-multisend
+            destroy_groups
         done
     done
     [ $failed = 0 ] || tail -qn 3 "$lab"/serve-*.log >&2
@@ -724,7 +748,7 @@ multicast() {
         GROUP="--tree auto:$size" create_group lab-multicast "${hosts[@]:1}"
         factor "${#hosts[@]}" "$size" "$(median_to multicast "$n" lab-multicast "$size")" "${between[0]:-0}" "$paper" || failed=1
         between=("${between[@]:1}")
-        destroy_groups lab-multicast
+        destroy_groups
     done
     [ $failed = 0 ] || tail -qn 3 "$lab"/serve-*.log >&2
     remark_bounds
@@ -739,7 +763,7 @@ skew() {
     GROUP=${GROUP:---tree auto:4096} create_group lab-skew "${hosts[@]:1:n-1}"
     RANKS=$n collective skew --group lab-skew "$@" || failed=1
     # It has ended if its source has left.
-    "$castnet" group destroy lab-skew >/dev/null 2>&1 || true
+    destroy_groups 2>/dev/null || true
     [ $failed = 1 ] || remark_bounds
     return $failed
 }
@@ -767,14 +791,12 @@ status() {
 }
 
 down() {
-    local name file pid pids=() try
-    stop_servers
-    for file in "$lab"/controller*.pid "$lab/etcd.pid" "$lab"/{switch,core}.pid "$lab"/{leaf,relay,tor,pod}*.pid; do
-        [ -r "$file" ] || continue
-        pid=$(cat "$file")
-        if is_ours "$pid" && kill "$pid" 2>/dev/null; then pids+=("$pid"); fi
+    local name file pid all=() try
+    for file in $(grep -lzxF "CASTNET_LAB=$lab" /proc/[0-9]*/environ 2>/dev/null); do
+        pid=${file//[^0-9]/}
+        if [ "$pid" != $$ ] && kill "$pid" 2>/dev/null; then all+=("$pid"); fi
     done
-    for pid in "${pids[@]}"; do
+    for pid in "${all[@]}"; do
         for try in {1..100}; do
             is_ours "$pid" || continue 2
             sleep 0.05
@@ -788,6 +810,9 @@ down() {
     echo "The lab is gone."
 }
 
+trap 'exit 130' INT
+trap 'exit 143' TERM
+trap tidy EXIT
 [ "$(id -u)" = 0 ] || die "needs root: sudo $0 ${*:-up}"
 command -v ip >/dev/null || die "needs the command ip: install iproute2"
 case "${1:-}" in
