@@ -20,6 +20,8 @@ use crate::spec::OpenError;
 /// The longest sleep: without messages of the kernel, and with them.
 const UNTOLD_INTERVAL: Duration = Duration::from_secs(1);
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
+/// Most readings of an interface that changes meanwhile.
+const READINGS: usize = 16;
 /// Messages read at once. What they say is not needed: any of them leads to a reading of all ports' interfaces.
 const MESSAGES_MAX: usize = 4096;
 
@@ -111,19 +113,7 @@ impl InterfaceWatch {
 impl WatchedPort {
     fn poll(&mut self, now: Nanos, changed: &mut dyn FnMut(Option<&Detached>)) {
         self.sides.iter().for_each(|side| side.close_retired());
-        let Some(first) = self.sides.first() else { return };
-        let bound = first.bound_to();
-        let is_one = self.sides.iter().all(|side| side.bound_to() == bound);
-        let name_of = |index| {
-            // nix gives an empty name where there is no such interface.
-            let name = if_indextoname(index).ok().filter(|name| !name.is_empty())?;
-            Some((index, name.to_string_lossy().into_owned()))
-        };
-        let bound = bound.filter(|_| is_one).and_then(name_of);
-        let named = first.named();
-        // An interface that is deleted between the two readings has the port's name in the first one.
-        let bound = bound.filter(|(index, name)| named == Some(*index) || name != first.name());
-        let sight = Sight { bound, named };
+        let Some(sight) = self.sight() else { return };
         let before = self.attachment.detached().cloned();
         let wanted = self.attachment.handle_sight(now, &sight);
         let detached = self.attachment.detached();
@@ -146,6 +136,33 @@ impl WatchedPort {
         if detached != before.as_ref() {
             changed(detached);
         }
+    }
+
+    /// Reads the kernel's state.
+    fn sight(&self) -> Option<Sight> {
+        let first = self.sides.first()?;
+        let name_of = |index| {
+            // nix gives an empty name where there is no such interface.
+            let name = if_indextoname(index).ok().filter(|name| !name.is_empty())?;
+            Some((index, name.to_string_lossy().into_owned()))
+        };
+        let read = || {
+            let bound = first.bound_to();
+            let is_one = self.sides.iter().all(|side| side.bound_to() == bound);
+            let bound = bound.filter(|_| is_one).and_then(name_of);
+            let named = first.named();
+            Sight { bound, named }
+        };
+        // It has had the port's name a moment ago, and is deleted or renamed since.
+        let is_past = |sight: &Sight| match &sight.bound {
+            Some((index, name)) => name == first.name() && sight.named != Some(*index),
+            None => false,
+        };
+        let now = (0..READINGS).map(|_| read()).find(|sight| !is_past(sight));
+        Some(now.unwrap_or_else(|| Sight {
+            bound: None,
+            named: first.named(),
+        }))
     }
 
     fn close(&self) {
