@@ -541,7 +541,8 @@ mod tests {
         };
         let line = EventLine::new(event(Event::AddressClaimed(claimed)), &names).expect("an event");
         assert!(
-            line.message.starts_with("host 10.0.0.1 (02:00:00:00:00:09) claims at ")
+            line.message
+                .starts_with("host 10.0.0.1 (02:00:00:00:00:09) claims at ")
                 && line.message.contains("of a host at h1, which"),
             "{}",
             line.message

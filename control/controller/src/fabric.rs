@@ -243,7 +243,11 @@ impl Facts {
         let by_ip = all.by_ip.get(&record.ip).into_iter().flatten();
         let by_mac = all.by_mac.get(&record.mac).into_iter().flatten();
         // One that has both addresses is nobody else's.
-        let mut sightings: Vec<Sighting> = by_ip.clone().filter(|s| by_mac.clone().any(|m| m == *s)).cloned().collect();
+        let mut sightings: Vec<Sighting> = by_ip
+            .clone()
+            .filter(|s| by_mac.clone().any(|m| m == *s))
+            .cloned()
+            .collect();
         if sightings.is_empty() {
             sightings = by_ip.chain(by_mac).cloned().collect();
         }
@@ -618,7 +622,10 @@ mod tests {
         });
         for (ip, mac) in [(own.0, other.1), (other.0, own.1)] {
             let who = Who::Host { ip, mac };
-            let claim = NeighbourReport { who, ..host_seen(2, 1, 0) };
+            let claim = NeighbourReport {
+                who,
+                ..host_seen(2, 1, 0)
+            };
             facts.switches.get_mut("b").unwrap().1.neighbours.push(claim);
             assert_eq!(place(&facts, "h1"), at("a", 0));
         }

@@ -309,7 +309,11 @@ impl Link {
             }
             Some(Told::AddressClaimed(claimed)) => {
                 let switch = &self.config.name;
-                tracing::warn!(switch, ?claimed, "a host claims an address that was seen elsewhere");
+                tracing::warn!(
+                    switch,
+                    ?claimed,
+                    "a host claims an address that was seen elsewhere"
+                );
                 false
             }
             Some(

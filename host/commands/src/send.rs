@@ -261,9 +261,9 @@ pub(super) fn lead_away<T>(
 ) -> Option<Refused> {
     let why = reason_line(&error.to_string());
     match source.divert(&why) {
-        Ok(Some(hosts)) if hosts.names.len() > 1 => {
-            receivers.retain(|receiver| hosts.put_out.iter().all(|out| out.host != receiver.host));
-            receivers.extend_from_slice(&hosts.put_out);
+        Ok(Some((hosts, put_out))) if hosts.names.len() > 1 => {
+            receivers.retain(|receiver| put_out.iter().all(|out| out.host != receiver.host));
+            receivers.extend(put_out);
             Some(Refused::diverted(args.group_name(), why, hosts).knowing(receivers))
         }
         left => {

@@ -125,8 +125,8 @@ fn because(reason: &str) -> String {
 
 impl MemberError {
     pub(crate) fn diverted(group: String, diversion: Diversion) -> Self {
-        let reason = diversion.reason.clone();
-        let hosts = Hosts::of_diversion(diversion);
+        let Diversion { reason, hosts, .. } = diversion;
+        let hosts = Hosts::named(hosts);
         Self::Diverted { group, reason, hosts }
     }
 

@@ -8,14 +8,12 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use castnet_mrp::{Meeting, Roll, TooMuch};
-use castnet_proto::v1::{Diversion, PutOut};
 use castnet_rnic::Rnic;
 use castnet_wire::datagram::PAYLOAD_MAX;
 use castnet_wire::{McstId, MrpPacket};
 
 use crate::config::{Group, MemberConfig};
 use crate::error::MemberError;
-use crate::member::{Fate, ReceiverState};
 use crate::registration::{Carrier, REPEAT, nanos};
 
 /// Those that go on from host to host.
@@ -25,27 +23,12 @@ pub struct Hosts {
     pub names: Vec<String>,
     /// How they meet. `None`: at the controller.
     pub roll: Option<Roll>,
-    /// Receivers that their group has put out, as far as the controller has said: they do not go on.
-    pub put_out: Vec<ReceiverState>,
 }
 
 impl Hosts {
     /// Those that meet at the controller.
-    pub fn named(names: Vec<String>) -> Self {
-        let (roll, put_out) = (None, Vec::new());
-        Self { names, roll, put_out }
-    }
-
-    pub(crate) fn of_diversion(diversion: Diversion) -> Self {
-        let state = |PutOut { host, reason: why }| ReceiverState {
-            host,
-            fate: Fate::Gone { why },
-        };
-        let put_out = diversion.put_out.into_iter().map(state).collect();
-        Self {
-            put_out,
-            ..Self::named(diversion.hosts)
-        }
+    pub(crate) const fn named(names: Vec<String>) -> Self {
+        Self { names, roll: None }
     }
 
     pub(crate) fn of_roll(roll: Roll, own: &str) -> Self {
@@ -62,10 +45,8 @@ impl Hosts {
                 })
                 .collect(),
         };
-        Self {
-            roll: Some(roll),
-            ..Self::named(names)
-        }
+        let roll = Some(roll);
+        Self { names, roll }
     }
 
     /// The rank of the host with this name. `None`: it is not one of them.

@@ -256,17 +256,21 @@ impl<T> Member<'_, T> {
         self.leave()
     }
 
-    /// Leaves the group as its source, which goes on from host to host for this reason. The QPs and memory are released. Returns the hosts that go on,
-    /// this one first; the other members get [`MemberError::Diverted`] with the same hosts, in a group that is registered in the band once
-    /// they are called ([`crate::MeetingPoint::open`]). `None`: the group has ended, or its members cannot be led.
-    pub fn divert(mut self, reason: &str) -> Result<Option<Hosts>, MemberError> {
+    /// Leaves the group as its source, which goes on from host to host for this reason. The QPs and memory are released. Returns the hosts
+    /// that go on, this one first, and the receivers that were put out. The other members get [`MemberError::Diverted`] with the same hosts,
+    /// in a group that is registered in the band once they are called ([`crate::MeetingPoint::open`]). `None`: the group has ended, or its members cannot be led.
+    pub fn divert(mut self, reason: &str) -> Result<Option<(Hosts, Vec<ReceiverState>)>, MemberError> {
         let left = self.leave_group(Some(reason.to_owned()));
         self.release()?;
         if let Some(roll) = self.host.roll.take() {
             self.host.end_registration();
-            return left.map(|_| Some(Hosts::of_roll(roll, &self.host.config.host)));
+            let hosts = Hosts::of_roll(roll, &self.host.config.host);
+            return left.map(|_| Some((hosts, Vec::new())));
         }
-        Ok(left?.map(Hosts::of_diversion))
+        Ok(left?.map(|diversion| {
+            let put_out = diversion.put_out.into_iter().map(receivers::put_out);
+            (Hosts::named(diversion.hosts), put_out.collect())
+        }))
     }
 
     /// Whether [`Member::divert`] can lead the other members, as far as is known.

@@ -139,7 +139,8 @@ fn run_rank(rank: &RankArgs, what: &CalibrateArgs, how: &HowArgs, output: Output
 /// The share of the frames in between. `None`: they are not counted.
 fn sent_again(before: Option<Traffic>, after: Option<Traffic>) -> Option<f64> {
     let (before, after) = (before?, after?);
-    let grew = |count: fn(&Traffic) -> Option<u64>| Some(count(&after)?.saturating_sub(count(&before)?) as f64);
+    let grew =
+        |count: fn(&Traffic) -> Option<u64>| Some(count(&after)?.saturating_sub(count(&before)?) as f64);
     Some(grew(|t| t.retransmissions)? / grew(|t| t.frames_sent)?.max(1.0))
 }
 
@@ -223,7 +224,10 @@ mod tests {
                 ..Traffic::default()
             })
         };
-        assert_eq!(sent_again(traffic(100, Some(50)), traffic(1100, Some(60))), Some(0.01));
+        assert_eq!(
+            sent_again(traffic(100, Some(50)), traffic(1100, Some(60))),
+            Some(0.01)
+        );
         assert_eq!(sent_again(traffic(100, None), traffic(1100, None)), None);
         assert_eq!(sent_again(None, traffic(1100, Some(60))), None);
     }

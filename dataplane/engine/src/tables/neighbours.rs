@@ -317,7 +317,10 @@ mod tests {
             let at = (Nanos::from_secs(secs), port);
             neighbours.arp(at, ip, mac, &tables, &mut events)
         };
-        assert_eq!([arp(1, p0), arp(2, p1), arp(3, p1)].map(|ask| ask.is_some()), [false, true, false]);
+        assert_eq!(
+            [arp(1, p0), arp(2, p1), arp(3, p1)].map(|ask| ask.is_some()),
+            [false, true, false]
+        );
         assert_eq!(arp(4, p0), Some(Ask { port: p1, mac }));
     }
 

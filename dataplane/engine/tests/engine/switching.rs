@@ -315,7 +315,10 @@ fn a_host_is_asked_before_its_address_moves() {
         let second = |n| T0 + Nanos::from_secs(n + 10 * u64::from(tag));
         feed(&mut e, second(1), 0, &arp_request(0, host_ip(1)));
         let sent = feed(&mut e, second(2), 2, &claim);
-        let probes: Vec<_> = sent.iter().filter(|(_, frame)| frame[..6] == peer_mac(0).0).collect();
+        let probes: Vec<_> = sent
+            .iter()
+            .filter(|(_, frame)| frame[..6] == peer_mac(0).0)
+            .collect();
         let [(0, probe)] = probes[..] else {
             panic!("{sent:?}")
         };

@@ -211,7 +211,7 @@ impl Sending<'_, '_> {
             Err(unsent) => {
                 let reason = reason_line(&unsent.error.to_string());
                 let diverted = source.divert(&reason);
-                diverted.map(|all| *led = all.map(|all| (all, reason)))
+                diverted.map(|all| *led = all.map(|(hosts, _)| (hosts, reason)))
             }
         };
         if let Err(error) = left {

@@ -70,7 +70,8 @@ impl Refused {
     fn again(ranks: &Ranks, error: MemberError) -> Result<Self, MemberError> {
         match FallbackArg::Auto.instead(error) {
             Err(error) if !ends(&error) => {
-                let hosts = Hosts::named(ranks.members.clone());
+                let (names, roll) = (ranks.members.clone(), None);
+                let hosts = Hosts { names, roll };
                 Ok(Self::diverted(ranks.group.clone(), error.to_string(), hosts))
             }
             refused => refused,

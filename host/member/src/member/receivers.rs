@@ -75,6 +75,11 @@ impl Member<'_, Source> {
     }
 }
 
+pub(super) fn put_out(api::PutOut { host, reason: why }: api::PutOut) -> ReceiverState {
+    let fate = Fate::Gone { why };
+    ReceiverState { host, fate }
+}
+
 /// `begin`, `now`: the group when the stream began, and when it is acknowledged.
 fn fates(source: &str, begin: Option<&api::GroupState>, now: &api::GroupState) -> Vec<ReceiverState> {
     let find = |state: &api::GroupState, host: &str| state.members.iter().any(|m| m.host == host);
