@@ -85,6 +85,7 @@ type Sighting = (u64, String, u8);
 pub(crate) struct Sightings {
     by_ip: HashMap<Ipv4Addr, Vec<Sighting>>,
     by_mac: HashMap<[u8; 6], Vec<Sighting>>,
+    by_both: HashMap<(Ipv4Addr, [u8; 6]), Vec<Sighting>>,
     /// Whether a host was seen at several ports, so that the ages decide where it is.
     are_decided_by_age: AtomicBool,
 }
@@ -221,7 +222,8 @@ impl Facts {
                 {
                     let sighting = (neighbour.age_ns, switch.clone(), neighbour.port);
                     all.by_ip.entry(ip).or_default().push(sighting.clone());
-                    all.by_mac.entry(mac).or_default().push(sighting);
+                    all.by_mac.entry(mac).or_default().push(sighting.clone());
+                    all.by_both.entry((ip, mac)).or_default().push(sighting);
                 }
             }
         }
@@ -240,15 +242,15 @@ impl Facts {
         let Some(record) = self.hosts.get(host) else {
             return Place::Unseen;
         };
-        let by_ip = all.by_ip.get(&record.ip).into_iter().flatten();
-        let by_mac = all.by_mac.get(&record.mac).into_iter().flatten();
-        // One that has both addresses is nobody else's.
-        let mut sightings: Vec<Sighting> = by_ip
-            .clone()
-            .filter(|s| by_mac.clone().any(|m| m == *s))
+        // Who claims one of its addresses has the other one not.
+        let mut sightings = all
+            .by_both
+            .get(&(record.ip, record.mac))
             .cloned()
-            .collect();
+            .unwrap_or_default();
         if sightings.is_empty() {
+            let by_ip = all.by_ip.get(&record.ip).into_iter().flatten();
+            let by_mac = all.by_mac.get(&record.mac).into_iter().flatten();
             sightings = by_ip.chain(by_mac).cloned().collect();
         }
         sightings.sort();
@@ -610,7 +612,6 @@ mod tests {
         assert_eq!(place(&facts, "h1"), at("b", 2));
     }
 
-    /// Who claims its IP address, or its Ethernet address, has the other one not.
     #[test]
     fn one_of_its_addresses_elsewhere_does_not_move_a_host() {
         let mut facts = facts();

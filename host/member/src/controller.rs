@@ -442,14 +442,14 @@ impl Controller {
                 host,
                 group,
             }),
-            // The rules of its last run are being removed.
-            Removing => None,
-            // Its run went on, or ended, without it.
+            // Its run has ended without it.
             _ if !put_out().is_empty() => Some(MemberError::Evicted {
+                reason: put_out(),
                 host,
                 group,
-                reason: put_out(),
             }),
+            // The rules of its last run are being removed.
+            Removing => None,
             phase => {
                 let reason = match phase {
                     Failed => state.reason.clone(),
@@ -537,7 +537,7 @@ mod tests {
                 "{ended}"
             );
         }
-        for phase in [Registered, Installing, Failed] {
+        for phase in [Removing, Registered, Installing, Failed] {
             let evicted = lost_out("h2", phase, Expected, "it is cut off").expect("it is out");
             assert_eq!(evicted.to_string(), "h2 was put out of group g: it is cut off");
         }

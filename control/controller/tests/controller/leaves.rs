@@ -299,6 +299,7 @@ async fn receivers_that_are_cut_off_do_not_go_on_from_host_to_host() {
         };
         assert_eq!(state.diversion, Some(diversion.clone()));
         assert_eq!(state.members[2].put_out, out.reason);
+        let state = reaches(&client, "g", Registered).await.state.unwrap();
         assert!(state.reason.contains(says), "{}", state.reason);
         let exchange = |rank: u32| {
             let mut client = client.clone();
