@@ -90,6 +90,9 @@ agent() { if [ "$1" = switch ]; then echo "lab=unix:$lab/switch.sock"; else echo
 
 inside() { ip netns exec "$prefix-$1" "${@:2}"; }
 
+# Likewise in the background: $! is the program itself.
+become_inside() { exec ip netns exec "$prefix-$1" "${@:2}"; }
+
 # Waits until the command "${@:2}" succeeds. After two minutes, dies with the message $1.
 await() {
     local try
@@ -486,11 +489,11 @@ send() {
         --members "$(IFS=,; echo "${receivers[*]}")"
     groups=(lab-file)
     for host in "${receivers[@]}"; do
-        inside "$host" "$castnet" host receive --interface "$(interface "$host")" --ip "10.0.0.${host#h}/24" --name "$host" \
+        become_inside "$host" "$castnet" host receive --interface "$(interface "$host")" --ip "10.0.0.${host#h}/24" --name "$host" \
             --group lab-file --op "$op" --out "$lab/$host.out" &
         pids+=($!)
     done
-    inside h1 "$castnet" host send --interface "$(interface h1)" --ip 10.0.0.1/24 --name h1 --group lab-file --op "$op" \
+    become_inside h1 "$castnet" host send --interface "$(interface h1)" --ip 10.0.0.1/24 --name h1 --group lab-file --op "$op" \
         --file "$file" &
     pids+=($!)
     for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
@@ -514,7 +517,7 @@ collective() {
     [ ! -e "$lab/memif" ] || [ "$size" -le ${#hosts[@]} ] || die "over memif a host has one rank: netns.sh up --memif --hosts $size"
     for ((rank = size - 1; rank >= 0; rank--)); do
         number=$((rank % ${#hosts[@]} + 1))
-        inside "h$number" "${program[@]}" "$primitive" --controller "$(cat "$lab/controllers")" \
+        become_inside "h$number" "${program[@]}" "$primitive" --controller "$(cat "$lab/controllers")" \
             --interface "$(interface "h$number")" --ip "10.0.0.$number/24" --name "h$number" --job "lab-$primitive" --rank "$rank" --size "$size" \
             --pmtu 4096 "$@" &
         pids+=($!)

@@ -4,13 +4,15 @@ use std::ffi::OsString;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use castnet_e2e::lab::write_random;
 use castnet_e2e::net;
 use castnet_e2e::process::{PATIENCE, castnet};
 use castnet_wire::Psn;
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use serde_json::Value;
 
 /// A lab with a name of its own. It is removed on drop.
@@ -34,6 +36,23 @@ impl Lab {
         };
         lab.run("up", options)?;
         Ok(lab)
+    }
+
+    /// Those that run.
+    fn processes(&self) -> Result<Vec<u32>> {
+        let own = format!("CASTNET_LAB=/run/castnet-{}", self.name);
+        let is_own = |environment: Vec<u8>| environment.split(|byte| *byte == 0).any(|v| v == own.as_bytes());
+        let mut all = Vec::new();
+        for process in std::fs::read_dir("/proc")? {
+            let process = process?;
+            let number = process.file_name().to_string_lossy().parse();
+            let environment = std::fs::read(process.path().join("environ"));
+            if let (Ok(number), true) = (number, environment.is_ok_and(is_own)) {
+                all.push(number);
+            }
+        }
+        all.sort_unstable();
+        Ok(all)
     }
 
     fn command(&self, verb: &str, arguments: &[&str]) -> Command {
@@ -540,7 +559,51 @@ fn hosts_over_shared_memory_do_all_that_hosts_over_veth_pairs_do() -> Result<()>
     let files = ["--json", &again.to_string_lossy(), "--beside", &beside];
     lab.run("bench", &[&files[..], &BENCH].concat())?;
     ensure!(sides(&again)? == ["before", "between-hosts", "in-network"]);
-    Ok(())
+    ends_in_the_middle(&lab, &folder.path().join("long"))
+}
+
+/// A `send` that is ended leaves no process and no group.
+fn ends_in_the_middle(lab: &Lab, file: &Path) -> Result<()> {
+    std::fs::File::create(file)?.set_len(1 << 30)?;
+    let controller = std::fs::read_to_string(format!("/run/castnet-{}/controllers", lab.name))?;
+    let is_at = |phase: &str| -> Result<bool> {
+        let list = [
+            "group",
+            "list",
+            "--output",
+            "json",
+            "--controller",
+            controller.trim(),
+        ];
+        let out = Command::new(castnet()).args(list).output()?;
+        let groups: Value = serde_json::from_slice(&out.stdout)?;
+        let groups = groups.as_array().context("a list")?;
+        Ok(match phase {
+            "" => groups.is_empty(),
+            phase => groups.iter().any(|group| group["phase"] == phase),
+        })
+    };
+    let until = |phase: &str| -> Result<()> {
+        let start = Instant::now();
+        while !is_at(phase)? {
+            ensure!(start.elapsed() < PATIENCE, "no group is {phase:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    };
+    let before = lab.processes()?;
+    let mut send = lab.command("send", &[&file.to_string_lossy()]);
+    send.env("GROUP", "--rate 1M")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let mut send = send.spawn()?;
+    until("active")?;
+    nix::sys::signal::kill(Pid::from_raw(send.id() as i32), Signal::SIGTERM)?;
+    let status = send.wait()?;
+    ensure!(status.code() == Some(143), "{status}");
+    let after = lab.processes()?;
+    ensure!(after == before, "{after:?}, before {before:?}");
+    until("")
 }
 
 #[test]
