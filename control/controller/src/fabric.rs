@@ -83,9 +83,9 @@ type Sighting = (u64, String, u8);
 /// Where the addresses of hosts were seen.
 #[derive(Default)]
 pub(crate) struct Sightings {
-    by_ip: HashMap<Ipv4Addr, Vec<Sighting>>,
+    /// With the Ethernet address.
+    by_ip: HashMap<Ipv4Addr, Vec<([u8; 6], Sighting)>>,
     by_mac: HashMap<[u8; 6], Vec<Sighting>>,
-    by_both: HashMap<(Ipv4Addr, [u8; 6]), Vec<Sighting>>,
     /// Whether a host was seen at several ports, so that the ages decide where it is.
     are_decided_by_age: AtomicBool,
 }
@@ -104,6 +104,12 @@ pub(crate) enum Place {
     },
     /// At several ports: at least one of them must be a link between switches that LLDP has not shown yet.
     Ambiguous(Vec<(String, u8)>),
+    /// Only another Ethernet address was seen with its IP address, here.
+    Claimed {
+        mac: [u8; 6],
+        switch: String,
+        port: u8,
+    },
     Unseen,
 }
 
@@ -221,9 +227,8 @@ impl Facts {
                     && !inner.contains(&(switch.as_str(), neighbour.port))
                 {
                     let sighting = (neighbour.age_ns, switch.clone(), neighbour.port);
-                    all.by_ip.entry(ip).or_default().push(sighting.clone());
-                    all.by_mac.entry(mac).or_default().push(sighting.clone());
-                    all.by_both.entry((ip, mac)).or_default().push(sighting);
+                    all.by_ip.entry(ip).or_default().push((mac, sighting.clone()));
+                    all.by_mac.entry(mac).or_default().push(sighting);
                 }
             }
         }
@@ -242,16 +247,17 @@ impl Facts {
         let Some(record) = self.hosts.get(host) else {
             return Place::Unseen;
         };
-        // Who claims one of its addresses has the other one not.
-        let mut sightings = all
-            .by_both
-            .get(&(record.ip, record.mac))
-            .cloned()
-            .unwrap_or_default();
+        // Who claims its IP address has another Ethernet address. A host that speaks with a further IP address is there, too.
+        let by_ip = all.by_ip.get(&record.ip).map_or(&[][..], Vec::as_slice);
+        let own = by_ip.iter().filter(|(mac, _)| *mac == record.mac);
+        let mut sightings: Vec<Sighting> = own.map(|(_, sighting)| sighting.clone()).collect();
         if sightings.is_empty() {
-            let by_ip = all.by_ip.get(&record.ip).into_iter().flatten();
-            let by_mac = all.by_mac.get(&record.mac).into_iter().flatten();
-            sightings = by_ip.chain(by_mac).cloned().collect();
+            let others = by_ip.iter().map(|(mac, (_, switch, port))| (switch, *port, *mac));
+            if let Some((switch, port, mac)) = others.min() {
+                let switch = switch.clone();
+                return Place::Claimed { mac, switch, port };
+            }
+            sightings = all.by_mac.get(&record.mac).cloned().unwrap_or_default();
         }
         sightings.sort();
         let Some((newest, switch, port)) = sightings.first().cloned() else {
@@ -612,6 +618,7 @@ mod tests {
         assert_eq!(place(&facts, "h1"), at("b", 2));
     }
 
+    /// Nor is it where another one has its address, before it has spoken itself.
     #[test]
     fn one_of_its_addresses_elsewhere_does_not_move_a_host() {
         let mut facts = facts();
@@ -623,13 +630,23 @@ mod tests {
         });
         for (ip, mac) in [(own.0, other.1), (other.0, own.1)] {
             let who = Who::Host { ip, mac };
-            let claim = NeighbourReport {
-                who,
-                ..host_seen(2, 1, 0)
-            };
+            let claim = NeighbourReport { who, ..host_seen(2, 1, 0) };
             facts.switches.get_mut("b").unwrap().1.neighbours.push(claim);
             assert_eq!(place(&facts, "h1"), at("a", 0));
         }
+        let forget = |facts: &mut Facts, switch: &str, gone: fn(&NeighbourReport) -> bool| {
+            facts.switches.get_mut(switch).unwrap().1.neighbours.retain(|n| !gone(n));
+        };
+        forget(&mut facts, "a", |n| n.port == 0);
+        let claimed = Place::Claimed {
+            mac: other.1,
+            switch: "b".into(),
+            port: 2,
+        };
+        assert_eq!(place(&facts, "h1"), claimed);
+        // It speaks with its further address.
+        forget(&mut facts, "b", |n| n.port == 2 && matches!(n.who, Who::Host { ip, .. } if ip == Ipv4Addr::new(10, 0, 0, 1)));
+        assert_eq!(place(&facts, "h1"), at("b", 2));
     }
 
     #[test]

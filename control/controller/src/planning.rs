@@ -424,6 +424,10 @@ fn locate(
                     ports.join(" and ")
                 )
             }
+            Place::Claimed { mac, switch, port } => format!(
+                "host {host:?} was not seen yet with its own Ethernet address; {} at {switch}:{port} claims its IP address",
+                MacAddr(mac)
+            ),
             Place::Unseen => {
                 let end = party.ends.map(|ends| &ends.endpoint);
                 format!(

@@ -70,7 +70,7 @@ pub(crate) fn waits_for<M>(members: &[M], name: impl Fn(&M) -> String) -> String
 fn place(core: &Core, host: &str) -> (String, Option<u32>) {
     match core.facts.place(host) {
         Place::At { switch, port } => (switch, Some(port.into())),
-        Place::Ambiguous(_) | Place::Unseen => (String::new(), None),
+        Place::Ambiguous(_) | Place::Claimed { .. } | Place::Unseen => (String::new(), None),
     }
 }
 
