@@ -7,11 +7,14 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::future::ready;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 
 use castnet_toml_reader::Value;
+use http_body::Frame;
+use tokio::sync::watch;
 use tonic::body::Body;
-use tonic::codegen::{BoxFuture, Context, Poll, Service, http};
+use tonic::codegen::{BoxFuture, Bytes, Context, Poll, Service, http};
 use tonic::server::NamedService;
 use tonic::service::Routes;
 use tonic::{Code, Request, Status};
@@ -244,29 +247,68 @@ impl From<Denied> for Status {
 /// Who may call a service.
 #[derive(Debug, Default)]
 pub struct Access {
-    roles: RwLock<Roles>,
+    roles: watch::Sender<Roles>,
     audit: Option<AuditLog>,
 }
 
 impl Access {
     /// By the roles of certificates. The log has a line for each call that is more than reading.
     pub fn new(roles: Roles, audit: Option<AuditLog>) -> Self {
-        let roles = RwLock::new(roles);
+        let roles = watch::Sender::new(roles);
         Self { roles, audit }
     }
 
-    /// Sets the roles for all calls from now on, of a service at `address`.
+    /// Sets the roles, of a service at `address`. Running answers of clients that get another role end.
     ///
     /// # Errors
     /// With TLS, if no certificate could change anything; then nothing changes.
     pub fn set_roles(&self, address: &Address, roles: Roles) -> Result<(), TransportError> {
         check_roles(address, &roles)?;
-        *self.roles.write().unwrap_or_else(PoisonError::into_inner) = roles;
+        self.roles.send_replace(roles);
         Ok(())
     }
 
-    fn roles(&self) -> RwLockReadGuard<'_, Roles> {
-        self.roles.read().unwrap_or_else(PoisonError::into_inner)
+    /// Ends when this client has another role than it had.
+    async fn role_changes(&self, caller: Arc<Caller>) -> Status {
+        let mut roles = self.roles.subscribe();
+        let other = roles.wait_for(|roles| roles.of(&caller.peer) != caller.role);
+        // Cannot fail: this access has the sender.
+        let role = other.await.map_or(caller.role, |roles| roles.of(&caller.peer));
+        Status::permission_denied(format!("{caller} is {role} now: call again"))
+    }
+}
+
+/// An answer, as long as its client has its role.
+struct Revocable {
+    body: Body,
+    /// `None`: it was revoked.
+    revoked: Option<Pin<Box<dyn Future<Output = Status> + Send>>>,
+}
+
+impl http_body::Body for Revocable {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let Some(revoked) = &mut self.revoked else {
+            return Poll::Ready(None);
+        };
+        let Poll::Ready(status) = revoked.as_mut().poll(cx) else {
+            return Pin::new(&mut self.body).poll_frame(cx);
+        };
+        tracing::info!(status = status.message(), "an answer is ended");
+        self.revoked = None;
+        self.body = Body::empty();
+        let mut trailers = http::HeaderMap::new();
+        status.add_header(&mut trailers)?;
+        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.revoked.is_none() || self.body.is_end_stream()
     }
 }
 
@@ -292,7 +334,7 @@ pub async fn serve(
     access: &Access,
     routes: Routes,
 ) -> Result<Server, TransportError> {
-    check_roles(address, &access.roles())?;
+    check_roles(address, &access.roles.borrow())?;
     transport::serve(address, security, routes).await
 }
 
@@ -324,7 +366,7 @@ impl Guard {
         let right = (self.rights)(method).ok_or_else(|| Status::unimplemented(method.to_owned()))?;
         let peer = request.extensions().get::<Arc<Peer>>().cloned();
         let peer = peer.ok_or_else(|| Status::internal("the client of this request is unknown"))?;
-        let role = self.access.roles().of(&peer);
+        let role = self.access.roles.borrow().of(&peer);
         let caller = Caller::new(peer, role);
         let denied = (!right.roles().contains(&role)).then(|| {
             let roles: Vec<String> = right.roles().iter().map(Role::to_string).collect();
@@ -392,10 +434,18 @@ where
         }
         request.extensions_mut().insert(admission.caller.clone());
         let call = self.service.call(request);
+        let access = self.guard.access.clone();
         Box::pin(async move {
             let response = call.await?;
             admission.note(&response);
-            Ok(response)
+            let caller = admission.caller;
+            let revoked = async move { access.role_changes(caller).await };
+            Ok(response.map(|body| {
+                Body::new(Revocable {
+                    body,
+                    revoked: Some(Box::pin(revoked)),
+                })
+            }))
         })
     }
 }
@@ -486,7 +536,7 @@ mod tests {
             ..Roles::default()
         };
         let access = Access::new(roles("ops"), None);
-        let of = |name: &str| access.roles().of(&peer(Some(&[name])));
+        let of = |name: &str| access.roles.borrow().of(&peer(Some(&[name])));
         let (tls, plain): (Address, Address) = (
             "https://127.0.0.1:1".parse().expect("an address"),
             "unix:/run/s".parse().expect("an address"),
@@ -497,6 +547,46 @@ mod tests {
         assert_eq!((of("ops"), of("new")), (Role::Host, Role::Operator));
         // Without TLS nobody has a certificate.
         assert!(access.set_roles(&plain, Roles::default()).is_ok());
+    }
+
+    /// A stream of a client ends with the first roles that give it another one.
+    #[tokio::test]
+    async fn a_running_answer_ends_with_the_role_of_its_client() {
+        use http_body_util::{BodyExt, StreamBody};
+        let with = |read_only: &[&str]| Roles {
+            operators: vec!["ops".into()],
+            read_only: read_only.iter().map(ToString::to_string).collect(),
+            ..Roles::default()
+        };
+        let tls = "https://127.0.0.1:1".parse().expect("an address");
+        let access = Arc::new(Access::new(with(&["grafana"]), None));
+        let (send, frames) = tokio::sync::mpsc::unbounded_channel::<Result<Frame<Bytes>, Status>>();
+        let caller = Arc::new(Caller::new(peer(Some(&["grafana"])), Role::ReadOnly));
+        let own = access.clone();
+        let mut answer = Revocable {
+            body: Body::new(StreamBody::new(
+                tokio_stream::wrappers::UnboundedReceiverStream::new(frames),
+            )),
+            revoked: Some(Box::pin(async move { own.role_changes(caller).await })),
+        };
+        let say = |text: &'static str| send.send(Ok(Frame::data(Bytes::from_static(text.as_bytes())))).is_ok();
+        for roles in [with(&["grafana"]), with(&["other", "Grafana"])] {
+            access.set_roles(&tls, roles).expect("operators");
+            assert!(say("more"));
+            let frame = answer.frame().await.expect("a frame").expect("no error");
+            assert_eq!(frame.into_data().expect("data"), "more");
+        }
+        access.set_roles(&tls, with(&[])).expect("operators");
+        assert!(say("secret"));
+        let frame = answer.frame().await.expect("a frame").expect("no error");
+        let status = Status::from_header_map(&frame.into_trailers().expect("the end")).expect("a status");
+        assert_eq!(status.code(), Code::PermissionDenied);
+        assert_eq!(
+            status.message(),
+            "grafana (read-only, from 192.0.2.1:7) is host now: call again"
+        );
+        assert!(answer.frame().await.is_none() && http_body::Body::is_end_stream(&answer));
+        assert!(!say("nobody listens"));
     }
 
     #[test]
