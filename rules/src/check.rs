@@ -426,7 +426,7 @@ fn bad_ip(ip: Ipv4Addr) -> Option<FaultKind> {
     Some(FaultKind::NotUnicastIp { ip, class })
 }
 
-fn bad_mac(mac: MacAddr) -> Option<FaultKind> {
+pub(crate) fn bad_mac(mac: MacAddr) -> Option<FaultKind> {
     let class = match mac {
         MacAddr::BROADCAST => "the broadcast address",
         MacAddr::UNSPECIFIED => "no address",

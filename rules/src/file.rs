@@ -310,8 +310,13 @@ fn read_ip(value: Value<'_>) -> Option<Ipv4Addr> {
     value.parsed(IP_TEXT)
 }
 
+/// Zeros are no address: they are what a missing one is.
 fn read_mac(value: Value<'_>) -> Option<MacAddr> {
-    value.parsed(MAC_TEXT)
+    let mac = value.parsed(MAC_TEXT)?;
+    value.accept(match check::bad_mac(mac) {
+        Some(kind) if mac == MacAddr::UNSPECIFIED => Err(kind),
+        _ => Ok(mac),
+    })
 }
 
 fn read_pmtu(value: Value<'_>) -> Option<Pmtu> {

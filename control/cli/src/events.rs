@@ -135,7 +135,7 @@ impl EventLine {
                 let claim = claimed.claim.unwrap_or_default();
                 let (port, seen_at) = (ports.name(claim.port), ports.name(claimed.seen_at));
                 let message = format!(
-                    "{} claims at {port} the address of a host at {seen_at}, which keeps it if it answers",
+                    "{} claims at {port} the address of a host at {seen_at}, which keeps it if it answers, or is a member of a group",
                     who(claim.kind)
                 );
                 let facts = json!({ "seen_at": seen_at });

@@ -250,6 +250,12 @@ fn faults_that_types_do_not_prevent() {
              multicast address: give the address of a station",
         ),
         (
+            "\"02:00:00:00:00:02\"",
+            "\"00:00:00:00:00:00\"",
+            "14:57: groups[0].endpoints[1].host.mac: 00:00:00:00:00:00 is \
+             no address: give the address of a station",
+        ),
+        (
             "\"06:00:00:00:00:01\"",
             "\"00:00:00:00:00:00\"",
             "18:30: groups[0].endpoints[2].switch.mac: 00:00:00:00:00:00 is \

@@ -106,14 +106,15 @@ impl Neighbours {
             && !tables.is_member(port, ip)
         {
             // A member keeps its port until it ages or the port goes down.
-            if tables.is_member(old.port, ip) {
+            let is_member = tables.is_member(old.port, ip);
+            let asked = old.value.asked;
+            if asked.is_some_and(|at| now.since(at) < ANSWER_WITHIN) {
                 return None;
             }
-            let asked = old.value.asked;
-            let is_silent = asked.is_some_and(|at| old.seen < at && now.since(at) >= ANSWER_WITHIN);
-            if !is_silent {
-                let waits = asked.is_some_and(|at| now.since(at) < ANSWER_WITHIN);
-                return (!waits).then(|| self.ask((now, port), (ip, mac), old, events));
+            let is_silent = asked.is_some_and(|at| old.seen < at);
+            if is_member || !is_silent {
+                let ask = self.ask((now, port), (ip, mac), old, events);
+                return (!is_member).then_some(ask);
             }
         }
         let is_held = |key: u64, port| tables.is_member(port, Ipv4Addr::from(key as u32));
