@@ -56,6 +56,15 @@ impl Core {
         let seats = match call.among {
             ExchangeAmong::Unspecified => {
                 self.check_rank(caller, job, (*rank).into(), "exchange")?;
+                if let Ok((_, group)) = self.collective(job)
+                    && group.ranks.len() != usize::from(call.size)
+                {
+                    return Err(Refusal::OtherSize {
+                        job: job.clone(),
+                        size: group.ranks.len() as u16,
+                        given: call.size,
+                    });
+                }
                 return self.check_secret(job, *rank, &Secret::new(job, &call.secret));
             }
             ExchangeAmong::Members => self.multicast(job)?.1.source_first(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use castnet_topology::End;
+use castnet_topology::{End, Topology};
 
 use crate::core::{Core, Locked, Shared};
 use crate::fabric::{Facts, Reach, Who};
@@ -29,7 +29,8 @@ pub(crate) struct DownLink {
     /// The rank that it leads to, or else the switch below it.
     rank: Option<u16>,
     switch: Option<String>,
-    /// Hosts that nothing else connects with the network.
+    /// The switch whose rule it was found by, and the hosts that are connected to the group by it.
+    at: String,
     hosts: Vec<String>,
 }
 
@@ -38,7 +39,7 @@ impl DownLink {
         format!("{} is down: {}", self.name, self.why)
     }
 
-    /// Hosts that it cuts off, and why.
+    /// The hosts that it cuts off from the group, and why.
     fn cut_off(&self) -> impl Iterator<Item = (String, String)> {
         let words = self.words();
         let each = self.hosts.iter().cloned();
@@ -157,9 +158,36 @@ fn cut_off_for_long(entry: &Entry, down: &DownLinks, now: Instant) -> Vec<(Strin
     dead.flat_map(|(_, link)| link.cut_off()).collect()
 }
 
-/// Hosts that are cut off from the network now, and why.
-pub(crate) fn cut_off(core: &Core, entry: &Entry) -> BTreeMap<String, String> {
-    down(core, entry).iter().flat_map(DownLink::cut_off).collect()
+/// Hosts that are cut off from the whole network, and why: their own switch is dead, or their own link is down, and not for a moment only.
+pub(crate) fn cut_off(core: &Locked<'_>, entry: &Entry) -> BTreeMap<String, String> {
+    let (now, patience) = (Instant::now(), core.shared.config.timeouts.link);
+    let is_lost = |since: Instant, link: &DownLink| {
+        let reach = core.facts.switches.get(&link.at).map(|(reach, _)| reach);
+        link.is_switch || since + patience <= now && reach == Some(&Reach::Up)
+    };
+    let down = entry.live.links_down.values();
+    let lost = down.filter(|(since, link)| is_lost(*since, link));
+    let of_each = lost.flat_map(|(_, link)| {
+        let own = move |host: &str| is_at_own_port(&core.facts, entry.record(), &link.at, host);
+        link.cut_off().filter(move |(host, _)| own(host))
+    });
+    of_each.collect()
+}
+
+/// Whether a host alone is at its port of a switch, as far as is known. Behind an ordinary switch or a router it may have other ways.
+fn is_at_own_port(facts: &Facts, record: &Record, switch: &str, host: &str) -> bool {
+    let Some(rule) = record.wanted_rule(switch) else {
+        return false;
+    };
+    let Some((port, _)) = rule.hosts().find(|(_, end)| end.name == host) else {
+        return false;
+    };
+    let is_filed = |file: &Topology| {
+        let place = file.attachment(host);
+        place.is_some_and(|(_, at, filed)| at == switch && usize::from(filed) == port.index())
+    };
+    rule.endpoints.iter().filter(|end| end.port == port).count() == 1
+        && facts.file.as_ref().is_none_or(is_filed)
 }
 
 /// Whether it fails with a link of its tree, or gets another tree.
@@ -181,6 +209,7 @@ pub(crate) fn down(core: &Core, entry: &Entry) -> Vec<DownLink> {
             why,
             rank: None,
             switch: Some(switch.clone()),
+            at: switch.clone(),
             hosts: rule.hosts().map(|(_, host)| host.name.clone()).collect(),
         }));
         let parent = match &rule.kind {
@@ -197,6 +226,7 @@ pub(crate) fn down(core: &Core, entry: &Entry) -> Vec<DownLink> {
                     why,
                     rank: host.rank().map(|part| part.rank),
                     switch: None,
+                    at: switch.clone(),
                     hosts: vec![host.name.clone()],
                 })),
                 // Each link between switches once: at the lower one.
@@ -216,6 +246,7 @@ pub(crate) fn down(core: &Core, entry: &Entry) -> Vec<DownLink> {
                         why,
                         rank: None,
                         switch: Some(switch.clone()),
+                        at: switch.clone(),
                         hosts: Vec::new(),
                     }));
                 }

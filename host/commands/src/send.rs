@@ -13,7 +13,7 @@ use castnet_console::output::{Output, remark};
 use castnet_console::service::is_stopped;
 use castnet_console::units::Span;
 use castnet_member::{
-    Member, MemberConfig, MemberError, Others, ReceiverState, Source, StreamHeader, Unsent,
+    Fate, Member, MemberConfig, MemberError, Others, ReceiverState, Source, StreamHeader, Unsent,
 };
 use castnet_proto::convert::reason_line;
 use castnet_rnic::Rnic;
@@ -266,10 +266,16 @@ pub(super) fn lead_away<T>(
             receivers.extend(put_out);
             Some(Refused::diverted(args.group_name(), why, hosts).knowing(receivers))
         }
-        left => {
-            if let Err(error) = left {
-                tracing::warn!(%error, "the other members could not be led from host to host");
+        Ok(left) => {
+            for out in left.map_or_else(Vec::new, |(_, put_out)| put_out) {
+                if let Fate::Gone { why } = out.fate {
+                    remark(&format!("{} was put out: {why}", out.host));
+                }
             }
+            None
+        }
+        Err(error) => {
+            tracing::warn!(%error, "the other members could not be led from host to host");
             None
         }
     }

@@ -33,6 +33,8 @@ const HANDSHAKES_MAX: usize = 256;
 const HANDSHAKES_OF_ADDRESS_MAX: usize = 64;
 /// Connections with one certificate. All ranks and members of a process share one.
 const CONNECTIONS_OF_CERTIFICATE_MAX: usize = 256;
+/// Running calls of a connection. A process has one for each of its ranks and groups; a further call waits.
+const CALLS_MAX: u32 = 4096;
 /// Delay before the next connection is accepted, if descriptors are used up.
 const ACCEPT_DELAY: Duration = Duration::from_millis(500);
 
@@ -80,6 +82,7 @@ impl Drop for Server {
 pub async fn serve(address: &Address, security: &Security, routes: Routes) -> Result<Server, TransportError> {
     let (sockets, address) = bind(address, security).await?;
     let mut builder = tonic::transport::Server::builder()
+        .max_concurrent_streams(CALLS_MAX)
         .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT));
     let (stop, cut) = (CancellationToken::new(), CancellationToken::new());

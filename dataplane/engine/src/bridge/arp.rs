@@ -4,11 +4,12 @@ use core::net::Ipv4Addr;
 
 use castnet_wire::{Arp, ArpOp, DropReason, Ethernet, FrameBuf};
 
-use crate::bridge::Bridging;
+use crate::bridge::{Bridge, Bridging};
 use crate::egress::Egress;
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
+use crate::output::Output;
 use crate::output::cx::Cx;
-use crate::tables::neighbours::Ask;
+use crate::tables::neighbours::{Ask, Tags};
 use castnet_wire::ethernet::{FRAME_MIN, MACS_LEN, set_macs};
 
 impl Bridging<'_> {
@@ -31,7 +32,7 @@ impl Bridging<'_> {
                 )
             });
         }
-        let tags = frame.head().get(MACS_LEN..l3).unwrap_or_default();
+        let tags = Tags::new(frame.head().get(MACS_LEN..l3).unwrap_or_default());
         self.learn_neighbour(cx, arp, &ethernet, tags);
         let mac = self.output.ports.mac(cx.ingress);
         if arp.op == ArpOp::Request
@@ -74,14 +75,13 @@ impl Bridging<'_> {
         self.bridge(cx, frame)
     }
 
-    /// Learns the sender of an ARP packet as a neighbour, if the packet does not contradict its frame. `tags`: from its Ethernet addresses to
-    /// the packet.
+    /// Learns the sender of an ARP packet as a neighbour, if the packet does not contradict its frame.
     fn learn_neighbour<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
         arp: &Arp,
         ethernet: &Ethernet,
-        tags: &[u8],
+        tags: Tags,
     ) {
         let (ip, mac) = (arp.sender_ip, arp.sender_mac);
         let is_host = !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast();
@@ -90,7 +90,7 @@ impl Bridging<'_> {
         }
         let at = (cx.now, cx.ingress);
         let neighbours = &mut self.own.neighbours;
-        let asks = neighbours.arp(at, ip, mac, &self.own.tables, self.events);
+        let asks = neighbours.arp(at, ip, (mac, tags), &self.own.tables, self.events);
         self.own.start_ageing(cx.now);
         if let Some(ask) = asks {
             cx.observer.step(|| {
@@ -98,22 +98,30 @@ impl Bridging<'_> {
                 let reason = format!("{mac} claims {ip}, which was seen there");
                 Step::new(Stage::Arp, decision, reason)
             });
-            self.ask(cx, ask, ip, tags);
+            self.own.ask(cx, self.output, &ask);
         }
     }
+}
 
+impl Bridge {
     /// Asks a host whether it still has its address (an ARP probe, RFC 5227). The reply is learned.
-    fn ask<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, ask: Ask, ip: Ipv4Addr, tags: &[u8]) {
-        let own = self.output.ports.mac(ask.port);
-        let probe = Arp::request(own, Ipv4Addr::UNSPECIFIED, ip).to_bytes();
+    pub(crate) fn ask<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        output: &mut Output,
+        ask: &Ask,
+    ) {
+        let own = output.ports.mac(ask.port);
+        let probe = Arp::request(own, Ipv4Addr::UNSPECIFIED, ask.ip).to_bytes();
         let padding = [0; FRAME_MIN - Ethernet::LEN - Arp::LEN];
-        let parts = [&ask.mac.0[..], &own.0, tags, &probe, &padding];
+        let parts = [&ask.mac.0[..], &own.0, ask.tags.as_slice(), &probe, &padding];
         match cx.egress.gather(ask.port, &parts) {
             Some(frame) => {
-                self.output.counters.totals.originated += 1;
-                cx.send(&mut self.output.counters, ask.port, frame);
+                self.neighbours.handle_asked(cx.now, ask.ip);
+                output.counters.totals.originated += 1;
+                cx.send(&mut output.counters, ask.port, frame);
             }
-            None => self.output.counters.totals.copies_lost += 1,
+            None => output.counters.totals.copies_lost += 1,
         }
     }
 }

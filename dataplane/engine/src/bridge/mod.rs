@@ -9,6 +9,7 @@ mod registration;
 use core::net::Ipv4Addr;
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
 use castnet_wire::{Nanos, PortId, RoceHeader, Transport};
 
 use crate::bridge::lldp::ANSWERS;
@@ -125,6 +126,11 @@ impl Bridge {
             self.send_lldp(cx, &mut services.output, interval);
         }
         if self.ageing_at.is_some_and(|at| cx.now >= at) {
+            let mut quiet = ArrayVec::new();
+            self.neighbours.quiet(cx.now, &mut quiet);
+            for ask in &quiet {
+                self.ask(cx, &mut services.output, ask);
+            }
             self.age(cx.now, &mut services.events);
         }
     }

@@ -2,6 +2,7 @@
 
 use core::net::Ipv4Addr;
 
+use arrayvec::ArrayVec;
 use castnet_wire::{MacAddr, Nanos, PortId};
 
 use crate::observe::events::{EventKind, Events};
@@ -9,8 +10,15 @@ use crate::observe::neighbour::{Neighbour, Said};
 use crate::tables::port_table::{Entry, PortTable};
 use crate::tables::published::Tables;
 
-/// How long a host has to answer that it still has its address.
+/// How long a host has to answer that it still has its address, and how often it is asked: a frame may be lost (RFC 5227, PROBE_NUM).
 const ANSWER_WITHIN: Nanos = Nanos::from_secs(1);
+const ASKS: u8 = 3;
+
+/// Most bytes between the Ethernet addresses and an ARP packet: two tags and the EtherType.
+const TAGS_LEN: usize = 10;
+
+/// Most hosts that are asked before they age, at once.
+pub(crate) const ASKS_PER_SWEEP: usize = 32;
 
 /// A host seen in ARP. The key is its IPv4 address.
 type Sighting = Entry<Host>;
@@ -18,15 +26,57 @@ type Sighting = Entry<Host>;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Host {
     mac: MacAddr,
-    /// When it was last asked whether it still has its address: another port has claimed it.
+    tags: Tags,
+    /// When it was last asked whether it still has its address, and how often since it has spoken.
     asked: Option<Nanos>,
+    unanswered: u8,
 }
 
-/// A host that is to be asked for its address.
+/// The bytes between the Ethernet addresses of a frame and its ARP packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tags {
+    bytes: [u8; TAGS_LEN],
+    length: u8,
+}
+
+impl Tags {
+    pub(crate) fn new(of: &[u8]) -> Self {
+        let mut tags = Self::default();
+        for (to, from) in tags.bytes.iter_mut().zip(of) {
+            *to = *from;
+            tags.length += 1;
+        }
+        tags
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        self.bytes.get(..self.length.into()).unwrap_or_default()
+    }
+}
+
+/// A host that is to be asked for its address, in its own VLAN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ask {
+    pub(crate) ip: Ipv4Addr,
     pub(crate) port: PortId,
     pub(crate) mac: MacAddr,
+    pub(crate) tags: Tags,
+}
+
+impl Host {
+    fn is_due(&self, now: Nanos) -> bool {
+        self.asked.is_none_or(|at| now.since(at) >= ANSWER_WITHIN)
+    }
+}
+
+fn ask(ip: Ipv4Addr, sighting: &Sighting) -> Ask {
+    let Host { mac, tags, .. } = sighting.value;
+    Ask {
+        ip,
+        port: sighting.port,
+        mac,
+        tags,
+    }
 }
 
 fn key(ip: Ipv4Addr) -> u64 {
@@ -92,36 +142,40 @@ impl Neighbours {
     }
 
     /// Records the sender of an ARP packet. A full table displaces a neighbour of the port with most entries, but no member of a group.
-    /// An address that was seen at another port stays there until the host there is silent when it is asked; returns whom to ask.
+    /// An address that was seen elsewhere, or with another Ethernet address, stays as it was until the host there has been asked three times,
+    /// and was silent. Returns whom to ask; [`Self::handle_asked`] follows if that was possible.
     pub(crate) fn arp(
         &mut self,
         (now, port): (Nanos, PortId),
         ip: Ipv4Addr,
-        mac: MacAddr,
+        (mac, tags): (MacAddr, Tags),
         tables: &Tables,
         events: &mut Events,
     ) -> Option<Ask> {
         let before = self.arp.get(now, key(ip)).copied();
-        if let Some(old) = before.filter(|old| old.port != port)
-            && !tables.is_member(port, ip)
-        {
+        let claimed = before.filter(|old| (old.port, old.value.mac) != (port, mac));
+        // Where it is a member, the controller has found it.
+        if let Some(old) = claimed.filter(|old| old.port == port || !tables.is_member(port, ip)) {
             // A member keeps its port until it ages or the port goes down.
-            let is_member = tables.is_member(old.port, ip);
-            let asked = old.value.asked;
-            if asked.is_some_and(|at| now.since(at) < ANSWER_WITHIN) {
-                return None;
-            }
-            let is_silent = asked.is_some_and(|at| old.seen < at);
-            if is_member || !is_silent {
-                let ask = self.ask((now, port), (ip, mac), old, events);
-                return (!is_member).then_some(ask);
+            let stays = old.port != port && tables.is_member(old.port, ip);
+            let is_due = old.value.is_due(now);
+            if stays || !is_due || old.value.unanswered < ASKS {
+                let (at, said) = (old.port, Said::Arp { ip, mac });
+                let claim = Neighbour { port, said, seen: now };
+                return is_due.then(|| {
+                    events.neighbour(now, port, EventKind::AddressClaimed { claim, at });
+                    ask(ip, &old)
+                });
             }
         }
         let is_held = |key: u64, port| tables.is_member(port, Ipv4Addr::from(key as u32));
-        let asked = before
-            .filter(|old| old.port == port)
-            .and_then(|old| old.value.asked);
-        let noted = self.arp.see(now, key(ip), Host { mac, asked }, port, is_held);
+        let host = Host {
+            mac,
+            tags,
+            asked: before.filter(|_| claimed.is_none()).and_then(|old| old.value.asked),
+            unanswered: 0,
+        };
+        let noted = self.arp.see(now, key(ip), host, port, is_held);
         let displaced = noted.as_ref().ok().and_then(Option::as_ref);
         if !self.full_reported && (displaced.is_some() || noted.is_err()) {
             self.full_reported = true;
@@ -147,27 +201,21 @@ impl Neighbours {
         None
     }
 
-    fn ask(
-        &mut self,
-        (now, port): (Nanos, PortId),
-        (ip, mac): (Ipv4Addr, MacAddr),
-        old: Sighting,
-        events: &mut Events,
-    ) -> Ask {
+    /// The host was asked.
+    pub(crate) fn handle_asked(&mut self, now: Nanos, ip: Ipv4Addr) {
         if let Some(entry) = self.arp.get_mut(key(ip)) {
             entry.value.asked = Some(now);
+            entry.value.unanswered = entry.value.unanswered.saturating_add(1);
         }
-        let claim = Neighbour {
-            port,
-            said: Said::Arp { ip, mac },
-            seen: now,
-        };
-        let at = old.port;
-        events.neighbour(now, port, EventKind::AddressClaimed { claim, at });
-        Ask {
-            port: old.port,
-            mac: old.value.mac,
-        }
+    }
+
+    /// Some of the hosts that have not spoken for long, and are to be asked before they age: RDMA traffic alone shows no address.
+    pub(crate) fn quiet(&self, now: Nanos, asks: &mut ArrayVec<Ask, ASKS_PER_SWEEP>) {
+        let long = Nanos(self.arp.ageing.0 / 4 * 3);
+        let quiet = self.arp.oldest(now, long);
+        let due = quiet.filter(|(_, entry)| entry.value.unanswered < ASKS && entry.value.is_due(now));
+        let of = |(key, entry)| ask(Ipv4Addr::from(key as u32), entry);
+        asks.extend(due.map(of).take(asks.remaining_capacity()));
     }
 
     /// Removes expired neighbours: all known by LLDP, and a bounded number of those known by ARP.
@@ -261,68 +309,144 @@ mod tests {
         assert_eq!(neighbours.iter(Nanos::from_secs(3)).count(), 0);
     }
 
-    #[test]
-    fn an_arp_neighbour_appears_moves_when_it_is_silent_and_ages() {
-        let (mut neighbours, mut events) = (Neighbours::new(4, AGEING, 0), Events::new(16));
-        let (ip, mac) = (Ipv4Addr::new(10, 0, 0, 1), MacAddr([2, 0, 0, 0, 0, 1]));
-        let [p0, p1] = [0, 1].map(|n| PortId::new(n).unwrap_or_default());
-        let tables = Tables::default();
-        let ask = Some(Ask { port: p0, mac });
-        for (ms, port, asks) in [
-            (1000, p0, None),
-            (2000, p0, None),
-            // A claim asks the old place, at most once a second.
-            (3000, p1, ask),
-            (3500, p1, None),
-            // It answers: it keeps the address.
-            (3600, p0, None),
-            (3999, p1, None),
-            (4000, p1, ask),
-            (4999, p1, None),
-            // Silent.
-            (5000, p1, None),
-        ] {
-            let at = (Nanos::from_millis(ms), port);
-            assert_eq!(neighbours.arp(at, ip, mac, &tables, &mut events), asks, "{ms}");
-        }
-        let seen = |port, seen| Neighbour {
-            port,
-            said: Said::Arp { ip, mac },
-            seen: Nanos::from_millis(seen),
-        };
-        neighbours.age(Nanos::from_secs(305), &mut events);
-        let claimed = |ms| EventKind::AddressClaimed {
-            claim: seen(p1, ms),
-            at: p0,
-        };
-        assert_eq!(
-            drain(&mut events),
-            [
-                EventKind::NeighbourAppeared(seen(p0, 1000)),
-                claimed(3000),
-                claimed(4000),
-                EventKind::NeighbourChanged(seen(p1, 5000)),
-                EventKind::NeighbourGone(seen(p1, 5000)),
-            ]
-        );
+    const IP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+    const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+    const OTHER: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
+
+    struct Scene {
+        neighbours: Neighbours,
+        events: Events,
     }
 
-    /// What was asked before, at another place, does not count.
+    impl Scene {
+        fn new() -> Self {
+            let (neighbours, events) = (Neighbours::new(4, AGEING, 0), Events::new(64));
+            Self { neighbours, events }
+        }
+
+        /// Whether the host that has the address is asked.
+        fn arp(&mut self, ms: u64, port: u8, mac: MacAddr) -> Option<Ask> {
+            let at = (Nanos::from_millis(ms), PortId::new(port).unwrap_or_default());
+            let tags = Tags::new(&[8, port]);
+            let ask = self
+                .neighbours
+                .arp(at, IP, (mac, tags), &Tables::default(), &mut self.events);
+            if ask.is_some() {
+                self.neighbours.handle_asked(at.0, IP);
+            }
+            ask
+        }
+
+        fn place(&self, ms: u64) -> Option<(usize, MacAddr)> {
+            let all = self.neighbours.iter(Nanos::from_millis(ms));
+            let mut places = all.filter_map(|n| match n.said {
+                Said::Arp { mac, .. } => Some((n.port.index(), mac)),
+                Said::Lldp { .. } => None,
+            });
+            places.next()
+        }
+    }
+
+    fn seen(port: u8, mac: MacAddr, ms: u64) -> Neighbour {
+        Neighbour {
+            port: PortId::new(port).unwrap_or_default(),
+            said: Said::Arp { ip: IP, mac },
+            seen: Nanos::from_millis(ms),
+        }
+    }
+
+    /// By another port, or with another Ethernet address by the same one. It is asked as it speaks, at most once a second.
     #[test]
-    fn a_host_that_has_moved_is_asked_anew() {
-        let (mut neighbours, mut events) = (Neighbours::new(4, AGEING, 0), Events::new(16));
-        let (ip, mac) = (Ipv4Addr::new(10, 0, 0, 1), MacAddr([2, 0, 0, 0, 0, 1]));
-        let [p0, p1] = [0, 1].map(|n| PortId::new(n).unwrap_or_default());
+    fn an_address_moves_after_three_unanswered_asks() {
+        for (port, mac) in [(1, MAC), (0, OTHER), (1, OTHER)] {
+            let mut scene = Scene::new();
+            let ask = Some(Ask {
+                ip: IP,
+                port: PortId::default(),
+                mac: MAC,
+                tags: Tags::new(&[8, 0]),
+            });
+            assert_eq!(scene.arp(1000, 0, MAC), None);
+            assert_eq!(scene.arp(2000, 0, MAC), None);
+            for (ms, asks) in [
+                (3000, ask),
+                (3500, None),
+                (4000, ask),
+                (5000, ask),
+                (5999, None),
+            ] {
+                assert_eq!(scene.arp(ms, port, mac), asks, "{ms}");
+            }
+            // It answers the last one.
+            assert_eq!(scene.arp(5999, 0, MAC), None);
+            for (ms, asks) in [(6000, ask), (7000, ask), (8000, ask), (8999, None)] {
+                assert_eq!(scene.arp(ms, port, mac), asks, "{ms}");
+                assert_eq!(scene.place(ms), Some((0, MAC)));
+            }
+            assert_eq!(scene.arp(9000, port, mac), None);
+            assert_eq!(scene.place(9000), Some((port.into(), mac)));
+            scene.neighbours.age(Nanos::from_secs(309), &mut scene.events);
+            let claimed = |ms| EventKind::AddressClaimed {
+                claim: seen(port, mac, ms),
+                at: PortId::default(),
+            };
+            assert_eq!(
+                drain(&mut scene.events),
+                [
+                    EventKind::NeighbourAppeared(seen(0, MAC, 1000)),
+                    claimed(3000),
+                    claimed(4000),
+                    claimed(5000),
+                    claimed(6000),
+                    claimed(7000),
+                    claimed(8000),
+                    EventKind::NeighbourChanged(seen(port, mac, 9000)),
+                    EventKind::NeighbourGone(seen(port, mac, 9000)),
+                ]
+            );
+        }
+    }
+
+    /// What was asked of another host does not count, nor what could not be asked.
+    #[test]
+    fn a_host_that_has_moved_is_asked_anew_and_only_asks_count() {
+        let mut scene = Scene::new();
+        scene.arp(0, 0, MAC);
+        for ms in [1000, 2000, 3000, 4000] {
+            scene.arp(ms, 1, OTHER);
+        }
+        assert_eq!(scene.place(4000), Some((1, OTHER)));
+        assert!(scene.arp(4000, 0, MAC).is_some_and(|ask| ask.mac == OTHER));
         let tables = Tables::default();
-        let mut arp = |secs, port| {
-            let at = (Nanos::from_secs(secs), port);
-            neighbours.arp(at, ip, mac, &tables, &mut events)
+        for ms in (5000..9000).step_by(1000) {
+            let at = (Nanos::from_millis(ms), PortId::default());
+            let ask = scene
+                .neighbours
+                .arp(at, IP, (MAC, Tags::default()), &tables, &mut scene.events);
+            assert!(ask.is_some(), "{ms}");
+        }
+        assert_eq!(scene.place(9000), Some((1, OTHER)));
+    }
+
+    #[test]
+    fn a_quiet_host_is_asked_before_it_ages() {
+        let mut scene = Scene::new();
+        scene.arp(0, 0, MAC);
+        let asked_at = |scene: &mut Scene, ms: u64| {
+            let mut asks = ArrayVec::new();
+            scene.neighbours.quiet(Nanos::from_millis(ms), &mut asks);
+            for ask in &asks {
+                scene.neighbours.handle_asked(Nanos::from_millis(ms), ask.ip);
+            }
+            asks.len()
         };
-        assert_eq!(
-            [arp(1, p0), arp(2, p1), arp(3, p1)].map(|ask| ask.is_some()),
-            [false, true, false]
-        );
-        assert_eq!(arp(4, p0), Some(Ask { port: p1, mac }));
+        let times = [224_999, 225_000, 225_500, 226_000, 227_000, 228_000];
+        assert_eq!(times.map(|ms| asked_at(&mut scene, ms)), [0, 1, 0, 1, 1, 0]);
+        scene.arp(228_000, 0, MAC);
+        assert_eq!(asked_at(&mut scene, 452_999), 0);
+        assert_eq!(asked_at(&mut scene, 453_000), 1);
+        assert_eq!(scene.place(527_999), Some((0, MAC)));
+        assert_eq!(scene.place(528_000), None);
     }
 
     #[test]

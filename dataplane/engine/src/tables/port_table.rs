@@ -259,6 +259,20 @@ impl<V: Copy + Default> PortTable<V> {
         }
     }
 
+    /// Some of the entries that were last seen so long ago, each port's oldest first.
+    pub(crate) fn oldest(&self, now: Nanos, since: Nanos) -> impl Iterator<Item = (u64, &Entry<V>)> {
+        let of_list = move |list: usize| {
+            let next = move |node: &u32| self.lists.after(*node as usize);
+            let nodes = std::iter::successors(self.lists.oldest(list), next);
+            let entries = nodes.filter_map(move |node| {
+                let key = self.lists.key(node);
+                Some((key, self.map.get(key)?))
+            });
+            entries.take_while(move |(_, entry)| now.since(entry.seen) >= since)
+        };
+        (0..=HELD).flat_map(of_list).take(PER_SWEEP)
+    }
+
     /// The entries known at `now`, in no particular order.
     pub(crate) fn iter(&self, now: Nanos) -> impl Iterator<Item = (u64, &Entry<V>)> {
         self.map

@@ -294,55 +294,82 @@ fn arp_for_a_group_is_answered_with_the_address_of_the_port() {
     assert_conserved(&e);
 }
 
-/// An address that is claimed at another port stays, while the host that has it answers.
+/// An address that is claimed at another port stays, while the host that has it answers in its own VLAN, whatever that of the claim is.
 #[test]
 fn a_host_is_asked_before_its_address_moves() {
-    let mut e = engine(3);
-    let at = |e: &Engine, now| {
-        let mut all = e.neighbours(now);
-        let own = all.find(|n| matches!(n.said, Said::Arp { ip, .. } if ip == host_ip(0)));
-        own.map(|n| n.port)
-    };
-    let mut claim = vec![0; 64];
-    let arp = Arp::request(peer_mac(2), host_ip(0), host_ip(1));
-    let n = emit_arp(&mut claim, MacAddr::BROADCAST, &arp).unwrap();
-    claim.truncate(n);
-    for tag in [false, true] {
-        let mut claim = claim.clone();
-        if tag {
-            claim.splice(12..12, [0x81, 0, 0, 7]);
+    let in_vlan = |mut frame: Vec<u8>, vlan: Option<u8>| {
+        if let Some(vlan) = vlan {
+            frame.splice(12..12, [0x81, 0, 0, vlan]);
         }
-        let second = |n| T0 + Nanos::from_secs(n + 10 * u64::from(tag));
-        feed(&mut e, second(1), 0, &arp_request(0, host_ip(1)));
-        let sent = feed(&mut e, second(2), 2, &claim);
-        let probes: Vec<_> = sent
-            .iter()
-            .filter(|(_, frame)| frame[..6] == peer_mac(0).0)
-            .collect();
-        let [(0, probe)] = probes[..] else {
-            panic!("{sent:?}")
+        frame
+    };
+    let arp = |dst, arp: Arp| {
+        let mut frame = vec![0; 64];
+        let n = emit_arp(&mut frame, dst, &arp).unwrap();
+        frame.truncate(n);
+        frame
+    };
+    for (own, claimed) in [(None, None), (None, Some(7)), (Some(5), None), (Some(5), Some(7))] {
+        let mut e = engine(3);
+        let at = |e: &Engine, now| {
+            let mut all = e.neighbours(now);
+            let place = all.find(|n| matches!(n.said, Said::Arp { ip, .. } if ip == host_ip(0)));
+            place.map(|n| n.port)
         };
-        let (ethernet, l3) = Ethernet::parse(probe).unwrap();
-        assert_eq!((ethernet.src, l3), (port_mac(0), if tag { 18 } else { 14 }));
-        assert_eq!(
-            Arp::parse(&probe[l3..]).unwrap(),
-            Arp::request(port_mac(0), Ipv4Addr::UNSPECIFIED, host_ip(0))
+        let second = |n| T0 + Nanos::from_secs(n);
+        feed(&mut e, T0, 0, &in_vlan(arp_request(0, host_ip(1)), own));
+        let claim = arp(
+            MacAddr::BROADCAST,
+            Arp::request(peer_mac(2), host_ip(0), host_ip(1)),
         );
-        // The claim itself is switched on.
-        assert_eq!(to(&sent).iter().filter(|n| **n == 1).count(), 1);
-        // It answers, and the same claim a second later moves nothing, but asks again.
-        let mut answer = vec![0; 64];
+        let claim = in_vlan(claim, claimed);
+        let expected = arp(
+            peer_mac(0),
+            Arp::request(port_mac(0), Ipv4Addr::UNSPECIFIED, host_ip(0)),
+        );
+        let expected = in_vlan(expected, own);
+        let asks = |e: &mut Engine, now| {
+            let sent = feed(e, now, 2, &claim);
+            // The claim itself is switched on.
+            assert!(sent.iter().any(|(n, frame)| *n == 1 && *frame == claim), "{sent:?}");
+            sent.contains(&(0, expected.clone()))
+        };
+        for n in 1..3 {
+            assert!(asks(&mut e, second(n)), "{own:?} {claimed:?}");
+        }
         let reply = Arp::request(port_mac(0), Ipv4Addr::UNSPECIFIED, host_ip(0)).reply(peer_mac(0));
-        let n = emit_arp(&mut answer, port_mac(0), &reply).unwrap();
-        assert_eq!(feed(&mut e, second(2) + Nanos(1), 0, &answer[..n]), []);
-        let has_probe = |sent: &[(usize, Vec<u8>)]| sent.iter().any(|(_, frame)| frame[..6] == peer_mac(0).0);
-        assert!(has_probe(&feed(&mut e, second(3), 2, &claim)));
-        assert_eq!(at(&e, second(3)), Some(port(0)));
+        let answer = in_vlan(arp(port_mac(0), reply), own);
+        assert_eq!(feed(&mut e, second(2), 0, &answer), []);
+        for n in 3..6 {
+            assert!(asks(&mut e, second(n)));
+            assert_eq!(at(&e, second(n)), Some(port(0)));
+        }
+        // Silent three times: it has moved.
+        assert!(!asks(&mut e, second(6)));
+        assert_eq!(at(&e, second(6)), Some(port(2)));
+        assert_conserved(&e);
     }
-    // Silent for a second: it has moved.
-    assert!(!feed(&mut e, T0 + Nanos::from_secs(14), 2, &claim).is_empty());
-    assert_eq!(at(&e, T0 + Nanos::from_secs(14)), Some(port(2)));
-    assert_conserved(&e);
+}
+
+/// RDMA traffic shows no address: a host that has not spoken ARP for long is asked before it is forgotten.
+#[test]
+fn a_quiet_host_is_asked_before_it_is_forgotten() {
+    let mut e = engine(2);
+    feed(&mut e, T0, 0, &arp_request(0, host_ip(1)));
+    let mut asked = Vec::new();
+    while let Some(due) = e.poll_timeout() {
+        let mut egress = PlainEgress::default();
+        e.handle_timeout(due, &mut egress);
+        asked.extend(taken(egress).into_iter().map(|(n, frame)| (due, n, frame)));
+    }
+    assert_eq!(asked.len(), 3, "{asked:?}");
+    for (due, n, frame) in asked {
+        let (ethernet, l3) = Ethernet::parse(&frame).unwrap();
+        assert_eq!((n, ethernet.dst), (0, peer_mac(0)));
+        assert_eq!(Arp::parse(&frame[l3..]).unwrap().target_ip, host_ip(0));
+        assert!(due >= T0 + Nanos::from_secs(225), "{due:?}");
+    }
+    assert_eq!(e.neighbours(T0 + Nanos::from_secs(300)).count(), 0);
 }
 
 #[test]

@@ -48,6 +48,8 @@ impl Refused {
         (output, stop): (Output, &Stop),
     ) -> Outcome<TransferReport> {
         let before = std::mem::take(&mut self.before);
+        // The group waits for all its members, also for those that are out.
+        let is_whole = before.iter().all(|one| self.hosts.names.contains(&one.host));
         let ways = Ways::new(outgoing.begun, outgoing.position(), &self.reason);
         let (mut hosts, mut ranks) = self.connect((args, &config), guard.slow.patience, rnic, stop)?;
         let bar = output.byte_bar(outgoing.header.length);
@@ -59,7 +61,7 @@ impl Refused {
             ranks: &mut ranks,
             hosts: &mut hosts,
             outgoing,
-            course: Course::new(Duration::ZERO, guard.retry()),
+            course: Course::new(Duration::ZERO, guard.retry().filter(|_| is_whole)),
             ways,
             start: Instant::now(),
             bar,

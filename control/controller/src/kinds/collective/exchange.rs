@@ -20,6 +20,8 @@ use crate::error::Refusal;
 const BYTES_MAX: usize = 256 << 20;
 /// Maximum bytes that the blobs of a host take in answers, which must not keep others out.
 const BYTES_OF_HOST_MAX: usize = 128 << 20;
+/// What a call takes beside its blob.
+const CALL_BYTES: usize = 1024;
 type Blobs = Arc<Vec<Vec<u8>>>;
 /// Name of the job or the group, between whom it is, and number of the round.
 type Key = (String, ExchangeAmong, u64);
@@ -159,9 +161,10 @@ impl Exchanges {
             let what = format!("exchange as rank {} of job {:?}", call.rank, key.0);
             return Err(caller.denied(what, "another host has called as this rank").into());
         }
+        let bytes = call.blob.len() + CALL_BYTES;
         let weight = Weight {
-            bytes: call.blob.len(),
-            in_answers: call.blob.len() * usize::from(call.size),
+            bytes,
+            in_answers: bytes * usize::from(call.size),
         };
         open.add(&caller, weight)?;
         open.calls += 1;
@@ -253,7 +256,7 @@ mod tests {
     #[tokio::test]
     async fn a_host_does_not_keep_others_out() {
         let exchanges = Exchanges::default();
-        let blob = vec![0; 1 << 20];
+        let blob = vec![0; (1 << 20) - CALL_BYTES];
         let mut parts = Vec::new();
         // It goes to 32 ranks.
         let put = |host, round| exchanges.put(call(0, 32, round, &blob), caller(host));
@@ -280,7 +283,7 @@ mod tests {
     #[tokio::test]
     async fn an_answer_counts_until_it_is_sent() {
         let exchanges = Exchanges::default();
-        let blob = vec![0; 1 << 20];
+        let blob = vec![0; (1 << 20) - CALL_BYTES];
         let put = |rank| {
             exchanges
                 .put(call(rank, 2, 0, &blob), caller(Some("h9")))
@@ -298,7 +301,7 @@ mod tests {
             .exchange(call(0, 1, 1, b"xyz"), caller(Some("h9")))
             .await
             .unwrap();
-        assert_eq!(of_host(), Some(3));
+        assert_eq!(of_host(), Some(3 + CALL_BYTES));
         drop(part);
         let open = exchanges.0.lock();
         assert_eq!((open.bytes, open.by_host.len(), open.rounds.len()), (0, 0, 0));
@@ -354,7 +357,7 @@ mod tests {
         drop(part);
         assert_eq!(
             exchanges.0.lock().bytes,
-            5,
+            5 + CALL_BYTES,
             "the late end of the first call takes its own alone"
         );
         assert!(matches!(

@@ -17,7 +17,7 @@ use crate::error::Refusal;
 use crate::kinds::{Ends, Joining, Kind};
 use crate::lifecycle::{After, Event, Phase};
 use crate::planning::{Layout, NoPlan};
-use crate::record::Record;
+use crate::record::{Ending, Record};
 use crate::requests::{Changes, Seen, StandingCall, draw};
 
 /// A join that stands on a call: withdrawn if dropped before the group is active. Then the lease runs, if there is one.
@@ -251,10 +251,13 @@ impl Locked<'_> {
             tracing::info!(group, host, "left");
             match (runs, ends) {
                 (true, true) => {
-                    if let Some(reason) = diverts {
-                        self.divert(group, host, reason)?;
+                    let has_failed = match diverts {
+                        Some(reason) => self.divert(group, host, reason)?,
+                        None => false,
+                    };
+                    if !has_failed {
+                        self.step(group, Event::Ended, None)?;
                     }
-                    self.step(group, Event::Ended, None)?;
                 }
                 (true, false) => {
                     self.evict_host(group, host, Afterwards::Member)?;
@@ -274,9 +277,18 @@ impl Locked<'_> {
     }
 
     /// Its members are to go on from host to host, without those that are cut off from the network: nobody reaches them there, either.
-    fn divert(&mut self, group: &str, host: &str, reason: String) -> Result<(), Refusal> {
+    /// Returns whether the group has failed instead, as its policy says of receivers that are lost.
+    fn divert(&mut self, group: &str, host: &str, reason: String) -> Result<bool, Refusal> {
+        let (entry, kind) = self.multicast(group)?;
+        let mut cut_off = broken_links::cut_off(self, entry);
+        cut_off.retain(|other, _| other != host);
+        let fails = kind.fails_with_receiver || kind.on_stall.is_some_and(|policy| policy.fails);
+        if let Some(why) = cut_off.values().next().filter(|_| fails) {
+            let ending = Ending::failed(entry.record().generation, None, None, why.clone());
+            self.step(group, Event::Lost, Some(ending))?;
+            return Ok(true);
+        }
         tracing::warn!(group, host, reason, "goes on from host to host");
-        let cut_off = broken_links::cut_off(self, self.multicast(group)?.0);
         self.change(group, |record| {
             let Kind::Multicast(kind) = &mut record.kind else {
                 return;
@@ -290,7 +302,8 @@ impl Locked<'_> {
                 }
             }
             kind.diverted = Some(Diverted { reason, hosts });
-        })
+        })?;
+        Ok(false)
     }
 
     fn set_member(&mut self, group: &str, host: &str, state: MemberState) -> Result<(), Refusal> {
