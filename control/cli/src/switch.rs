@@ -199,6 +199,7 @@ fn limits(mrp: &MrpRule) -> Limits {
         groups: mrp.groups.unwrap_or(default.groups),
         members: mrp.members.unwrap_or(default.members),
         lifetime: mrp.lifetime().unwrap_or(default.lifetime),
+        ..default
     }
 }
 

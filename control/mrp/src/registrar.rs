@@ -10,6 +10,8 @@ use crate::tree::{self, Plan, Records, Registration};
 
 /// How long a withdrawn registration is remembered, so that repeated and late packets do not install it again.
 const WITHDRAWN: Nanos = Nanos::from_secs(10);
+/// A repeated packet causes its own packets again after so long: one of a leader can cause hundreds. Leaders repeat more slowly.
+const REPEATED_AFTER: Nanos = Nanos::from_millis(50);
 
 /// Bounds of what leaders can make a switch keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +24,8 @@ pub struct Limits {
     pub groups: usize,
     /// Most members of a group.
     pub members: usize,
+    /// Most members of all groups of the leaders at a port: each takes a next hop, and memory of its group.
+    pub members_per_port: usize,
     /// A registration that is not repeated for so long is removed with its group, or with the packets that have come.
     pub lifetime: Nanos,
 }
@@ -33,6 +37,7 @@ impl Default for Limits {
             groups_per_port: 256,
             groups: 1024,
             members: 1024,
+            members_per_port: 4096,
             lifetime: Nanos::from_secs(60),
         }
     }
@@ -138,7 +143,22 @@ struct Group {
     expires: Nanos,
     /// A rule is installed: of this registration, or of an older one.
     installed: bool,
+    /// Members that have come so far.
+    members: usize,
+    /// When the packets of each received one were last sent; of a withdrawal, those of 0.
+    sent: BTreeMap<u8, Nanos>,
     state: State,
+}
+
+impl Group {
+    /// Whether the packets that are caused by those with this number are to be sent again.
+    fn is_due(&mut self, now: Nanos, sequence: u8) -> bool {
+        let is_due = self.sent.get(&sequence).is_none_or(|at| now.since(*at) >= REPEATED_AFTER);
+        if is_due {
+            self.sent.insert(sequence, now);
+        }
+        is_due
+    }
 }
 
 #[derive(Debug)]
@@ -267,6 +287,10 @@ impl Registrar {
                 return refused(MrpReason::TooManyGroups, switch);
             }
         }
+        let others = self.groups.iter().filter(|(mcst_id, group)| {
+            **mcst_id != at.mcst_id && group.from_leader && group.upstream.0 == port
+        });
+        let others: usize = others.map(|(_, group)| group.members).sum();
         let group = self.groups.entry(at.mcst_id).or_insert_with(|| Group {
             leader: at.leader,
             number: at.number,
@@ -274,6 +298,8 @@ impl Registrar {
             from_leader,
             expires: now + self.limits.lifetime,
             installed: false,
+            members: 0,
+            sent: BTreeMap::new(),
             state: State::Gathering(part, BTreeMap::new()),
         });
         if at.number != group.number {
@@ -283,11 +309,12 @@ impl Registrar {
                 State::Gathering(part, BTreeMap::new()),
             );
         }
+        let repeats = matches!(group.state, State::Registered(_)) && group.is_due(now, part.sequence);
         let (first, parts) = match &mut group.state {
             State::Gathering(first, parts) => (*first, parts),
             State::Registered(sent) => {
                 group.expires = now + self.limits.lifetime;
-                let caused = sent.iter().filter(|(cause, _)| *cause == part.sequence);
+                let caused = sent.iter().filter(|(cause, _)| repeats && *cause == part.sequence);
                 caused.for_each(|(_, packet)| switch.send(packet));
                 return Ok(());
             }
@@ -299,8 +326,10 @@ impl Registrar {
             parts.entry(part.sequence).or_insert(records);
             let members: usize = parts.values().map(Records::members).sum();
             let regions: usize = parts.values().map(Records::regions).sum();
+            group.members = members.max(regions);
+            let at_port = if from_leader { others + group.members } else { 0 };
             // The source is a member, too.
-            if members.max(regions) > self.limits.members {
+            if group.members > self.limits.members || at_port > self.limits.members_per_port {
                 Err(MrpRefusal::of(MrpReason::TooManyMembers))
             } else if parts.len() < usize::from(part.total) {
                 return Ok(());
@@ -321,6 +350,7 @@ impl Registrar {
         match result {
             Ok(Plan { sent, .. }) => {
                 sent.iter().for_each(|(_, packet)| switch.send(packet));
+                group.sent = sent.iter().map(|(cause, _)| (*cause, now)).collect();
                 (group.installed, group.expires) = (true, now + self.limits.lifetime);
                 group.state = State::Registered(sent);
                 Ok(())
@@ -368,8 +398,11 @@ impl Registrar {
                 ..out
             });
             group.state = State::Withdrawn(packets.collect());
+            (group.members, group.sent) = (0, BTreeMap::new());
         }
-        if let State::Withdrawn(packets) = &group.state {
+        if group.is_due(now, 0)
+            && let State::Withdrawn(packets) = &group.state
+        {
             packets.iter().for_each(|packet| switch.send(packet));
         }
         Ok(())

@@ -141,6 +141,34 @@ fn a_port_has_a_limited_number_of_groups() {
     assert_eq!(handle(12, 0, 3, 1, false), Ok(()));
 }
 
+/// Each member takes a next hop of the switch, which others need, too.
+#[test]
+fn a_port_has_a_limited_number_of_members() {
+    let (fabric, mut tables) = (fabric(), Tables::default());
+    let limits = Limits {
+        members_per_port: 4,
+        ..Limits::default()
+    };
+    let mut registrar = Registrar::new(limits);
+    let hosts: Vec<String> = fabric.hosts().map(|h| h.name.clone()).collect();
+    let mut handle = |host: usize, n, withdraws: bool| {
+        let (leader, body) = registration(&fabric, &hosts[host], &[&hosts[5]]);
+        let body = if withdraws { MrpBody::Withdraw } else { body };
+        let mut around = around(&fabric, &mut tables);
+        registrar.handle(
+            Nanos::ZERO,
+            received(host as u8, leader, mcst_id(n), 1, body),
+            &mut around,
+        )
+    };
+    // With its leader, each has two.
+    assert_eq!([handle(0, 1, false), handle(0, 2, false)], [Ok(()), Ok(())]);
+    assert_eq!(reason(handle(0, 3, false)), Some(MrpReason::TooManyMembers));
+    assert_eq!(handle(0, 2, false), Ok(()), "its own members count once");
+    assert_eq!(handle(1, 4, false), Ok(()), "another port");
+    assert_eq!([handle(0, 1, true), handle(0, 3, false)], [Ok(()), Ok(())]);
+}
+
 #[test]
 fn a_host_speaks_only_for_itself() {
     let (fabric, mut tables) = (fabric(), Tables::default());
@@ -394,7 +422,7 @@ fn the_largest_registration_is_served_and_one_member_more_is_refused() {
         }
         assert_eq!((wide.rules, refused), (usize::from(fits), usize::from(!fits)));
         if fits {
-            // All packets go on, without the source; a repeated one causes one.
+            // All packets go on, without the source; a repeated one causes one, but not at once.
             assert_eq!(wide.inner.len(), 255);
             let sent: usize = wide
                 .inner
@@ -405,9 +433,11 @@ fn the_largest_registration_is_served_and_one_member_more_is_refused() {
                 })
                 .sum();
             assert_eq!(sent, receivers.len());
-            let again = received(0, leader, MCST_ID, 1, bodies[200].clone());
-            assert_eq!(registrar.handle(Nanos::ZERO, again, &mut wide), Ok(()));
-            assert_eq!(wide.inner.len(), 256);
+            for (ms, sent) in [(0, 255), (49, 255), (50, 256), (99, 256)] {
+                let again = received(0, leader, MCST_ID, 1, bodies[200].clone());
+                assert_eq!(registrar.handle(Nanos::from_millis(ms), again, &mut wide), Ok(()));
+                assert_eq!(wide.inner.len(), sent, "{ms}");
+            }
             assert_eq!(wide.inner[255].packet.body, bodies[200]);
         }
     }
