@@ -205,8 +205,13 @@ pub fn mark_congestion(bytes: &mut [u8]) -> bool {
 /// Decrements the TTL of the IPv4 header at the start of `bytes` and updates the checksum. Returns the new TTL; `None`, with
 /// nothing changed, if the TTL is zero or there is no header.
 pub fn decrement_ttl(bytes: &mut [u8]) -> Option<u8> {
+    lower_ttl(bytes, u8::MAX)
+}
+
+/// Like [`decrement_ttl`], to `most` at most.
+pub fn lower_ttl(bytes: &mut [u8], most: u8) -> Option<u8> {
     let b = bytes.first_chunk_mut::<{ Ipv4::LEN }>()?;
-    let ttl = b[8].checked_sub(1)?;
+    let ttl = b[8].checked_sub(1)?.min(most);
     let old = u16::from_be_bytes([b[8], b[9]]);
     let new = u16::from_be_bytes([ttl, b[9]]);
     b[8] = ttl;
@@ -215,6 +220,7 @@ pub fn decrement_ttl(bytes: &mut [u8]) -> Option<u8> {
         .to_be_bytes();
     Some(ttl)
 }
+
 /// Whether the addresses of a prefix are multicast addresses that routers forward: 224.0.1.0 to 239.255.255.255, without those of the local
 /// link (RFC 5771).
 pub const fn is_forwarded_multicast(first: Ipv4Addr, length: u8) -> bool {

@@ -343,6 +343,9 @@ impl Bridging<'_> {
     }
 }
 
+/// Most routers behind one that replicates. Rules of relays can lead a forged packet round, where each round makes copies.
+const COPIES_TTL_MAX: u8 = 16;
+
 /// A static replicate rule: copies to all hops but those at the ingress port, the frame itself to the last one.
 fn replicate<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
@@ -355,7 +358,7 @@ fn replicate<E: Egress, O: Observer>(
         return cx.drop(Stage::Route, DropReason::TtlExpired, || format!("TTL {}", ip.ttl));
     }
     if let Some(packet) = frame.head_mut().get_mut(l3..) {
-        ipv4::decrement_ttl(packet);
+        ipv4::lower_ttl(packet, COPIES_TTL_MAX);
     }
     let Output { ports, counters, .. } = output;
     let (length, mut refusal) = (usize::from(ip.total_len), DropReason::SamePort);
