@@ -1,9 +1,13 @@
 //! Members of multicast groups that leave.
 
+use std::time::Duration;
+
+use castnet_controller::Controller;
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::{Active, Failed, Registered, Removing};
 use castnet_proto::v1::MemberPhase::{Expected, Joined};
 use castnet_proto::v1::{MemberLoss, MemberPhase};
+use castnet_topology::{End, Topology};
 use tonic::{Code, Status, Streaming};
 
 use crate::collective_places::set_link;
@@ -236,55 +240,102 @@ async fn a_source_that_goes_on_from_host_to_host_takes_its_receivers_along() {
     assert_eq!(reaches(&client, "g", Active).await.state.unwrap().diversion, None);
 }
 
+/// All hosts are behind an ordinary switch, at the only port of the Castnet switch.
+fn one_armed() -> Topology {
+    let mut topology = Topology::new();
+    topology.add_switch("box", [(0, [6, 0, 0, 0, 0, 1])]).unwrap();
+    topology.add_plain("ethernet", 4).unwrap();
+    let (near, far) = (End::port("ethernet", 0), End::port("box", 0));
+    topology.connect(near, far, 9000).unwrap();
+    for (n, host) in (1..).zip(HOSTS) {
+        topology
+            .add_host(host, Some([10, 0, 0, n].into()), Some([2, 0, 0, 0, 0, n]))
+            .unwrap();
+        let port = End::port("ethernet", n);
+        topology.connect(port, End::host(host), 9000).unwrap();
+    }
+    topology
+}
+
+/// Time after which a link that is down is lost.
+const LOST_AFTER: Duration = Duration::from_millis(20);
+
+/// A running group, with the calls of its members, and what is down in its tree.
+struct Torn {
+    lab: Lab,
+    _controller: Controller,
+    client: Client,
+    calls: Vec<Call>,
+}
+
+/// `goes`: what is lost.
+async fn torn(topology: Topology, loss: MemberLoss, goes: Option<(&str, u32)>) -> Torn {
+    let mut lab = Lab::new(topology).await;
+    lab.config.timeouts.link = LOST_AFTER;
+    let (controller, client) = lab.start().await;
+    let request = v1::CreateGroupRequest {
+        // A report counts for more than twice as long.
+        stall_timeout_ms: 60_000,
+        on_member_loss: loss as i32,
+        ..creation("g", &HOSTS)
+    };
+    client.clone().create_group(request).await.unwrap();
+    let calls = all_join(&lab, &client, 17, true).await;
+    let state = reaches(&client, "g", Active).await.state.unwrap();
+    let mut events = Events::of(&client).await;
+    match goes {
+        Some((switch, port)) => set_link(lab.switch(switch), port, false),
+        None => {
+            lab.switches.get_mut("leaf1").unwrap().stop().await;
+            events.switch("leaf1", false).await;
+            let stalled = v1::PathStalled {
+                mcst_id: state.mcst_id,
+                group: "g".into(),
+                next_hop: "leaf1".into(),
+                for_ns: 60_000_000_000,
+                generation: state.generation,
+                ..Default::default()
+            };
+            let stalled = v1::agent_event::Event::PathStalled(stalled);
+            lab.switch("spine0").report(stalled);
+        }
+    }
+    let is_down = |event: &v1::controller_event::Event| match event {
+        v1::controller_event::Event::Group(group) => group.reason.contains(" is down: "),
+        _ => false,
+    };
+    events.until(|event| is_down(event).then_some(())).await;
+    tokio::time::sleep(LOST_AFTER).await;
+    Torn {
+        lab,
+        _controller: controller,
+        client,
+        calls,
+    }
+}
+
+/// The source leaves, to go on from host to host.
+async fn divert(client: &Client) -> Option<v1::Diversion> {
+    let request = v1::LeaveGroupRequest {
+        group: "g".into(),
+        host: "h0".into(),
+        diverts: Some("nothing was acknowledged".into()),
+        ..Default::default()
+    };
+    let left = client.clone().leave_group(request).await.unwrap();
+    left.into_inner().diversion
+}
+
 /// Neither does a receiver that is cut off, by its own link or with its switch: all others would wait for it between the hosts.
 #[tokio::test]
 async fn receivers_that_are_cut_off_do_not_go_on_from_host_to_host() {
-    for by_switch in [false, true] {
-        let mut lab = Lab::two_tiers().await;
-        let (_controller, client) = lab.start().await;
-        let request = v1::CreateGroupRequest {
-            // A report counts for more than twice as long.
-            stall_timeout_ms: 60_000,
-            ..creation("g", &HOSTS)
-        };
-        client.clone().create_group(request).await.unwrap();
-        let mut calls = all_join(&lab, &client, 17, true).await;
-        let state = reaches(&client, "g", Active).await.state.unwrap();
-        let mut events = Events::of(&client).await;
-        let says = match by_switch {
-            true => {
-                lab.switches.get_mut("leaf1").unwrap().stop().await;
-                events.switch("leaf1", false).await;
-                let stalled = v1::PathStalled {
-                    mcst_id: state.mcst_id,
-                    group: "g".into(),
-                    next_hop: "leaf1".into(),
-                    for_ns: 60_000_000_000,
-                    generation: state.generation,
-                    ..Default::default()
-                };
-                lab.switch("spine0")
-                    .report(v1::agent_event::Event::PathStalled(stalled));
-                "host h2 is cut off: switch leaf1 is down"
-            }
-            false => {
-                set_link(lab.switch("leaf1"), 0, false);
-                "host h2 is cut off: link leaf1:0 - h2 is down"
-            }
-        };
-        let is_down = |event: &v1::controller_event::Event| match event {
-            v1::controller_event::Event::Group(group) => group.reason.contains(" is down: "),
-            _ => false,
-        };
-        events.until(|event| is_down(event).then_some(())).await;
-        let request = v1::LeaveGroupRequest {
-            group: "g".into(),
-            host: "h0".into(),
-            diverts: Some("nothing was acknowledged".into()),
-            ..Default::default()
-        };
-        let left = client.clone().leave_group(request).await.unwrap().into_inner();
-        let diversion = left.diversion.expect("it leads the others");
+    let two_tiers = || Topology::leaf_spine(2, 1, 2).unwrap();
+    for (goes, says) in [
+        (Some(("leaf1", 0)), "host h2 is cut off: link leaf1:0 - h2 is down"),
+        (None, "host h2 is cut off: switch leaf1 is down"),
+    ] {
+        let mut torn = torn(two_tiers(), MemberLoss::Evict, goes).await;
+        let diversion = divert(&torn.client).await.expect("it leads the others");
         assert_eq!(diversion.hosts, ["h0", "h1"]);
         let [out] = &diversion.put_out[..] else {
             panic!("{diversion:?}")
@@ -292,17 +343,17 @@ async fn receivers_that_are_cut_off_do_not_go_on_from_host_to_host() {
         assert!(out.host == "h2" && out.reason.starts_with(says), "{out:?}");
         // It learns why, and the others may exchange their queue pairs without it.
         let state = loop {
-            let state = next(&mut calls[2]).await;
+            let state = next(&mut torn.calls[2]).await;
             if state.diversion.is_some() {
                 break state;
             }
         };
         assert_eq!(state.diversion, Some(diversion.clone()));
         assert_eq!(state.members[2].put_out, out.reason);
-        let state = reaches(&client, "g", Registered).await.state.unwrap();
+        let state = reaches(&torn.client, "g", Registered).await.state.unwrap();
         assert!(state.reason.contains(says), "{}", state.reason);
         let exchange = |rank: u32| {
-            let mut client = client.clone();
+            let mut client = torn.client.clone();
             let request = v1::ExchangeRequest {
                 job: "g".into(),
                 among: v1::ExchangeAmong::Members.into(),
@@ -319,6 +370,27 @@ async fn receivers_that_are_cut_off_do_not_go_on_from_host_to_host() {
             assert_eq!(met.unwrap().into_inner().blobs, [[0], [1]]);
         }
     }
+    // As a group that is to fail with a receiver.
+    let torn_of = torn(two_tiers(), MemberLoss::Fail, Some(("leaf1", 0))).await;
+    assert_eq!(divert(&torn_of.client).await, None);
+    let state = reaches(&torn_of.client, "g", Failed).await.state.unwrap();
+    assert!(state.reason.starts_with("host h2 is cut off"), "{}", state.reason);
+}
+
+/// Behind an ordinary switch hosts reach each other without Castnet, and what was reported before the switch was lost may be past.
+#[tokio::test]
+async fn who_may_have_another_way_is_not_cut_off() {
+    let link = Some(("box", 0));
+    let torn_of = torn(one_armed(), MemberLoss::Evict, link).await;
+    let all = divert(&torn_of.client).await.expect("it leads the others");
+    assert_eq!((all.hosts, all.put_out), (HOSTS.map(String::from).to_vec(), vec![]));
+    let two_tiers = Topology::leaf_spine(2, 1, 2).unwrap();
+    let mut torn_of = torn(two_tiers, MemberLoss::Evict, Some(("leaf1", 0))).await;
+    let mut events = Events::of(&torn_of.client).await;
+    torn_of.lab.switches.get_mut("leaf1").unwrap().stop().await;
+    events.switch("leaf1", false).await;
+    let all = divert(&torn_of.client).await.expect("it leads the others");
+    assert_eq!((all.hosts, all.put_out), (HOSTS.map(String::from).to_vec(), vec![]));
 }
 
 /// Switches cannot change the members of a group in which each may send. Its traffic ends with each way out, and all join again.
