@@ -569,7 +569,10 @@ mod tests {
             )),
             revoked: Some(Box::pin(async move { own.role_changes(caller).await })),
         };
-        let say = |text: &'static str| send.send(Ok(Frame::data(Bytes::from_static(text.as_bytes())))).is_ok();
+        let say = |text: &'static str| {
+            send.send(Ok(Frame::data(Bytes::from_static(text.as_bytes()))))
+                .is_ok()
+        };
         for roles in [with(&["grafana"]), with(&["other", "Grafana"])] {
             access.set_roles(&tls, roles).expect("operators");
             assert!(say("more"));

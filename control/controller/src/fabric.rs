@@ -630,12 +630,21 @@ mod tests {
         });
         for (ip, mac) in [(own.0, other.1), (other.0, own.1)] {
             let who = Who::Host { ip, mac };
-            let claim = NeighbourReport { who, ..host_seen(2, 1, 0) };
+            let claim = NeighbourReport {
+                who,
+                ..host_seen(2, 1, 0)
+            };
             facts.switches.get_mut("b").unwrap().1.neighbours.push(claim);
             assert_eq!(place(&facts, "h1"), at("a", 0));
         }
         let forget = |facts: &mut Facts, switch: &str, gone: fn(&NeighbourReport) -> bool| {
-            facts.switches.get_mut(switch).unwrap().1.neighbours.retain(|n| !gone(n));
+            facts
+                .switches
+                .get_mut(switch)
+                .unwrap()
+                .1
+                .neighbours
+                .retain(|n| !gone(n));
         };
         forget(&mut facts, "a", |n| n.port == 0);
         let claimed = Place::Claimed {
@@ -645,7 +654,9 @@ mod tests {
         };
         assert_eq!(place(&facts, "h1"), claimed);
         // It speaks with its further address.
-        forget(&mut facts, "b", |n| n.port == 2 && matches!(n.who, Who::Host { ip, .. } if ip == Ipv4Addr::new(10, 0, 0, 1)));
+        forget(&mut facts, "b", |n| {
+            n.port == 2 && matches!(n.who, Who::Host { ip, .. } if ip == Ipv4Addr::new(10, 0, 0, 1))
+        });
         assert_eq!(place(&facts, "h1"), at("b", 2));
     }
 

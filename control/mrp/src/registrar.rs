@@ -153,7 +153,10 @@ struct Group {
 impl Group {
     /// Whether the packets that are caused by those with this number are to be sent again.
     fn is_due(&mut self, now: Nanos, sequence: u8) -> bool {
-        let is_due = self.sent.get(&sequence).is_none_or(|at| now.since(*at) >= REPEATED_AFTER);
+        let is_due = self
+            .sent
+            .get(&sequence)
+            .is_none_or(|at| now.since(*at) >= REPEATED_AFTER);
         if is_due {
             self.sent.insert(sequence, now);
         }
@@ -314,7 +317,9 @@ impl Registrar {
             State::Gathering(first, parts) => (*first, parts),
             State::Registered(sent) => {
                 group.expires = now + self.limits.lifetime;
-                let caused = sent.iter().filter(|(cause, _)| repeats && *cause == part.sequence);
+                let caused = sent
+                    .iter()
+                    .filter(|(cause, _)| repeats && *cause == part.sequence);
                 caused.for_each(|(_, packet)| switch.send(packet));
                 return Ok(());
             }

@@ -331,7 +331,10 @@ async fn divert(client: &Client) -> Option<v1::Diversion> {
 async fn receivers_that_are_cut_off_do_not_go_on_from_host_to_host() {
     let two_tiers = || Topology::leaf_spine(2, 1, 2).unwrap();
     for (goes, says) in [
-        (Some(("leaf1", 0)), "host h2 is cut off: link leaf1:0 - h2 is down"),
+        (
+            Some(("leaf1", 0)),
+            "host h2 is cut off: link leaf1:0 - h2 is down",
+        ),
         (None, "host h2 is cut off: switch leaf1 is down"),
     ] {
         let mut torn = torn(two_tiers(), MemberLoss::Evict, goes).await;
@@ -383,14 +386,20 @@ async fn who_may_have_another_way_is_not_cut_off() {
     let link = Some(("box", 0));
     let torn_of = torn(one_armed(), MemberLoss::Evict, link).await;
     let all = divert(&torn_of.client).await.expect("it leads the others");
-    assert_eq!((all.hosts, all.put_out), (HOSTS.map(String::from).to_vec(), vec![]));
+    assert_eq!(
+        (all.hosts, all.put_out),
+        (HOSTS.map(String::from).to_vec(), vec![])
+    );
     let two_tiers = Topology::leaf_spine(2, 1, 2).unwrap();
     let mut torn_of = torn(two_tiers, MemberLoss::Evict, Some(("leaf1", 0))).await;
     let mut events = Events::of(&torn_of.client).await;
     torn_of.lab.switches.get_mut("leaf1").unwrap().stop().await;
     events.switch("leaf1", false).await;
     let all = divert(&torn_of.client).await.expect("it leads the others");
-    assert_eq!((all.hosts, all.put_out), (HOSTS.map(String::from).to_vec(), vec![]));
+    assert_eq!(
+        (all.hosts, all.put_out),
+        (HOSTS.map(String::from).to_vec(), vec![])
+    );
 }
 
 /// Switches cannot change the members of a group in which each may send. Its traffic ends with each way out, and all join again.

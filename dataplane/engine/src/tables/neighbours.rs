@@ -161,7 +161,11 @@ impl Neighbours {
             let is_due = old.value.is_due(now);
             if stays || !is_due || old.value.unanswered < ASKS {
                 let (at, said) = (old.port, Said::Arp { ip, mac });
-                let claim = Neighbour { port, said, seen: now };
+                let claim = Neighbour {
+                    port,
+                    said,
+                    seen: now,
+                };
                 return is_due.then(|| {
                     events.neighbour(now, port, EventKind::AddressClaimed { claim, at });
                     ask(ip, &old)
@@ -169,13 +173,15 @@ impl Neighbours {
             }
         }
         let is_held = |key: u64, port| tables.is_member(port, Ipv4Addr::from(key as u32));
-        let host = Host {
+        let own = Host {
             mac,
             tags,
-            asked: before.filter(|_| claimed.is_none()).and_then(|old| old.value.asked),
+            asked: before
+                .filter(|_| claimed.is_none())
+                .and_then(|old| old.value.asked),
             unanswered: 0,
         };
-        let noted = self.arp.see(now, key(ip), host, port, is_held);
+        let noted = self.arp.see(now, key(ip), own, port, is_held);
         let displaced = noted.as_ref().ok().and_then(Option::as_ref);
         if !self.full_reported && (displaced.is_some() || noted.is_err()) {
             self.full_reported = true;
@@ -368,13 +374,7 @@ mod tests {
             });
             assert_eq!(scene.arp(1000, 0, MAC), None);
             assert_eq!(scene.arp(2000, 0, MAC), None);
-            for (ms, asks) in [
-                (3000, ask),
-                (3500, None),
-                (4000, ask),
-                (5000, ask),
-                (5999, None),
-            ] {
+            for (ms, asks) in [(3000, ask), (3500, None), (4000, ask), (5000, ask), (5999, None)] {
                 assert_eq!(scene.arp(ms, port, mac), asks, "{ms}");
             }
             // It answers the last one.

@@ -331,7 +331,10 @@ fn a_host_is_asked_before_its_address_moves() {
         let asks = |e: &mut Engine, now| {
             let sent = feed(e, now, 2, &claim);
             // The claim itself is switched on.
-            assert!(sent.iter().any(|(n, frame)| *n == 1 && *frame == claim), "{sent:?}");
+            assert!(
+                sent.iter().any(|(n, frame)| *n == 1 && *frame == claim),
+                "{sent:?}"
+            );
             sent.contains(&(0, expected.clone()))
         };
         for n in 1..3 {
@@ -567,7 +570,13 @@ fn a_route_that_replicates_leads_to_all_its_hops() {
     };
     e.set_tables(T0, tables(1, &[0, 1, 2, 3], 1500));
     // Copies do not go round for long.
-    for (length, ttl, left) in [(0, 255, 16), (64, 18, 16), (64, 17, 16), (1024, 16, 15), (1024, 2, 1)] {
+    for (length, ttl, left) in [
+        (0, 255, 16),
+        (64, 18, 16),
+        (64, 17, 16),
+        (1024, 16, 15),
+        (1024, 2, 1),
+    ] {
         let mut frame = DataFrame::new(Opcode::SendOnly, 1, &vec![7; length]);
         (frame.dst, frame.ttl) = (Ipv4Addr::new(239, 1, 2, 3), ttl);
         let sent = routed(&mut e, &frame);
