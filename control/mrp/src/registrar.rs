@@ -24,7 +24,7 @@ pub struct Limits {
     pub groups: usize,
     /// Most members of a group.
     pub members: usize,
-    /// Most members of all groups of the leaders at a port: each takes a next hop, and memory of its group.
+    /// Most members of all groups of the leaders at a port, if one group may not have more: each takes a next hop, and memory of its group.
     pub members_per_port: usize,
     /// A registration that is not repeated for so long is removed with its group, or with the packets that have come.
     pub lifetime: Nanos,
@@ -333,8 +333,9 @@ impl Registrar {
             let regions: usize = parts.values().map(Records::regions).sum();
             group.members = members.max(regions);
             let at_port = if from_leader { others + group.members } else { 0 };
+            let per_port = self.limits.members_per_port.max(self.limits.members);
             // The source is a member, too.
-            if group.members > self.limits.members || at_port > self.limits.members_per_port {
+            if group.members > self.limits.members || at_port > per_port {
                 Err(MrpRefusal::of(MrpReason::TooManyMembers))
             } else if parts.len() < usize::from(part.total) {
                 return Ok(());

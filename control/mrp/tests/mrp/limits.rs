@@ -146,6 +146,7 @@ fn a_port_has_a_limited_number_of_groups() {
 fn a_port_has_a_limited_number_of_members() {
     let (fabric, mut tables) = (fabric(), Tables::default());
     let limits = Limits {
+        members: 3,
         members_per_port: 4,
         ..Limits::default()
     };

@@ -96,7 +96,8 @@ fn a_registration_comes_from_where_it_came_but_for_a_leaders_address_and_a_new_p
             let body = MrpBody::Members(WHOLE, vec![source, receiver]);
             let packet = |at, number| received(at, source.ip, number, body.clone());
             assert_eq!(leaf.handle(Nanos::ZERO, packet(first, 1)).0, Ok(()));
-            let (result, sent) = leaf.handle(Nanos::ZERO, packet(then, number));
+            let later = Nanos::from_millis(50);
+            let (result, sent) = leaf.handle(later, packet(then, number));
             assert_eq!(
                 result, expected,
                 "leader {leader}, from {then:?}, number {number}"
@@ -105,7 +106,7 @@ fn a_registration_comes_from_where_it_came_but_for_a_leaders_address_and_a_new_p
             // A withdrawal of the first one meets the same checks.
             let is_same = expected == Ok(()) && number == 2;
             let withdrawal = received(then, source.ip, 1, MrpBody::Withdraw);
-            let (withdrawn, _) = leaf.handle(Nanos::ZERO, withdrawal);
+            let (withdrawn, _) = leaf.handle(later, withdrawal);
             let stale = Err(Dropped::Stale { number: 1 });
             assert_eq!(withdrawn, if is_same { stale } else { same });
         }
@@ -132,10 +133,15 @@ fn only_the_leader_of_the_newest_registration_withdraws_it() {
         assert_eq!((result, sent.len()), (Err(Dropped::Stale { number }), 0));
     }
     assert_eq!(leaf.tables.groups.len(), 1);
-    for _ in 0..2 {
-        let (result, sent) = leaf.handle(Nanos::ZERO, withdraw(source.ip, 4));
+    // It is passed on again, but not at once.
+    for (ms, packets) in [(0, 1), (49, 0), (50, 1), (99, 0)] {
+        let (result, sent) = leaf.handle(Nanos::from_millis(ms), withdraw(source.ip, 4));
         assert_eq!(result, Ok(()));
         assert_eq!(leaf.tables.groups.len(), 0);
+        if packets == 0 {
+            assert_eq!(sent, []);
+            continue;
+        }
         // One to the spine, as the leader's.
         assert_eq!(sent.len(), 1);
         assert_eq!((sent[0].from, sent[0].to), (source.ip, MCST_ID.0));
