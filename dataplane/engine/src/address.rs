@@ -64,12 +64,24 @@ pub(crate) fn source_mac(head: &[u8]) -> Option<MacAddr> {
     head.get(SRC_AT..)?.first_chunk().copied().map(MacAddr)
 }
 
+/// The source of a packet at `l3`.
+#[inline]
+pub(crate) fn source_behind(ethernet: &Ethernet, l3: usize, head: &[u8]) -> Option<Ipv4Addr> {
+    address_behind(ethernet, l3, head, layout::SRC.start)
+}
+
 #[inline]
 fn address(head: &[u8], at: usize) -> Option<Ipv4Addr> {
     // Hosts remove any number of tags.
-    let (ethernet, l3) = Ethernet::parse(head)
-        .or_else(|_| Ethernet::parse_any(head))
-        .ok()?;
+    let (ethernet, l3) = match Ethernet::parse(head) {
+        Ok(parsed) => parsed,
+        Err(_) => Ethernet::parse_any(head).ok()?,
+    };
+    address_behind(&ethernet, l3, head, at)
+}
+
+#[inline]
+fn address_behind(ethernet: &Ethernet, l3: usize, head: &[u8], at: usize) -> Option<Ipv4Addr> {
     if ethernet.ethertype != ETHERTYPE_IPV4 {
         return None;
     }

@@ -37,10 +37,12 @@ pub(crate) fn vlan(ethernet: &Ethernet) -> u16 {
 
 impl Bridging<'_> {
     pub(crate) fn bridge<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, frame: E::Buf) -> Verdict {
-        let parsed = Ethernet::parse(frame.head()).or_else(|_| Ethernet::parse_any(frame.head()));
-        let (ethernet, l3) = match parsed {
+        let (ethernet, l3) = match Ethernet::parse(frame.head()) {
             Ok(parsed) => parsed,
-            Err(error) => return cx.drop(Stage::Parse, DropReason::Malformed, || error.to_string()),
+            Err(_) => match Ethernet::parse_any(frame.head()) {
+                Ok(parsed) => parsed,
+                Err(error) => return cx.drop(Stage::Parse, DropReason::Malformed, || error.to_string()),
+            },
         };
         if is_reserved(ethernet.dst) {
             return cx.drop(Stage::Switch, DropReason::Reserved, || {
@@ -53,7 +55,8 @@ impl Bridging<'_> {
             });
         }
         // Only the switch next to a host sends it frames from a group address. A received one is a forgery.
-        if let Some(src) = address::source(frame.head()).filter(|src| self.is_group(*src)) {
+        let source = address::source_behind(&ethernet, l3, frame.head());
+        if let Some(src) = source.filter(|src| self.is_group(*src)) {
             return cx.drop(Stage::Switch, DropReason::NotMember, || {
                 format!("source {src} is a group's address, in whose name only its switches speak")
             });
