@@ -53,17 +53,19 @@ impl Core {
     /// strangers out.
     pub(crate) fn check_exchange(&self, caller: &Caller, call: &ExchangeCall) -> Result<(), Refusal> {
         let ExchangeCall { job, rank, .. } = call;
+        let check_size = |size: usize| match size == usize::from(call.size) {
+            true => Ok(()),
+            false => Err(Refusal::OtherSize {
+                job: job.clone(),
+                size: size as u16,
+                given: call.size,
+            }),
+        };
         let seats = match call.among {
             ExchangeAmong::Unspecified => {
                 self.check_rank(caller, job, (*rank).into(), "exchange")?;
-                if let Ok((_, group)) = self.collective(job)
-                    && group.ranks.len() != usize::from(call.size)
-                {
-                    return Err(Refusal::OtherSize {
-                        job: job.clone(),
-                        size: group.ranks.len() as u16,
-                        given: call.size,
-                    });
+                if let Ok((_, group)) = self.collective(job) {
+                    check_size(group.ranks.len())?;
                 }
                 return self.check_secret(job, *rank, &Secret::new(job, &call.secret));
             }
@@ -76,13 +78,7 @@ impl Core {
                 })?
             }
         };
-        if seats.len() != usize::from(call.size) {
-            return Err(Refusal::OtherSize {
-                job: job.clone(),
-                size: seats.len() as u16,
-                given: call.size,
-            });
-        }
+        check_size(seats.len())?;
         match seats.get(usize::from(*rank)) {
             Some(host) if caller.may_be(host) => Ok(()),
             host => {

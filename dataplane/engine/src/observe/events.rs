@@ -115,11 +115,12 @@ pub enum EventKind {
     NeighbourChanged(Neighbour),
     /// A neighbour has expired, was withdrawn or displaced, or its port went down.
     NeighbourGone(Neighbour),
-    /// A host claims an address that was seen at another port. The host there is asked whether it still has it, and keeps it if it answers.
+    /// A host claims an address that was seen at another port, or with another Ethernet address. The host that has it is asked, and keeps it
+    /// unless it is silent three times.
     AddressClaimed {
         /// Who claims it, and where.
         claim: Neighbour,
-        /// The port where it was seen before.
+        /// The port of the host that has it.
         at: PortId,
     },
     /// More neighbours have appeared, changed or gone at a port than the rate limit of these events allows.
