@@ -21,19 +21,3 @@ pub fn lane_of(name: &str) -> Option<(&str, u8)> {
     let lane = lane.parse().ok().filter(|lane| *lane < LANES_MAX)?;
     (!group.is_empty()).then_some((group, lane))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lanes_are_recognized_by_name() {
-        assert_eq!(lane_name("g", 0, 1), "g");
-        for lane in 0..LANES_MAX {
-            assert_eq!(lane_of(&lane_name("g.x", lane, LANES_MAX)), Some(("g.x", lane)));
-        }
-        for name in ["g", "/1", "g/", "g/x", "g/16", "g/-1", "g/999"] {
-            assert_eq!(lane_of(name), None, "{name}");
-        }
-    }
-}

@@ -4,4 +4,5 @@ mod collective_faults;
 mod edges;
 mod faults;
 mod forwarding;
+mod lanes;
 mod round_trip;

@@ -6,4 +6,5 @@ mod fences;
 mod layers;
 mod limit;
 mod links;
+mod programs;
 mod rooms;
