@@ -17,6 +17,8 @@ use crate::Shared;
 
 /// How often the thread checks whether agent and dataplane still exist.
 const LOOK: Duration = Duration::from_millis(100);
+/// A port's refusals are in the log once in this time. The counters of drops have them all.
+const QUIET: Nanos = Nanos::from_millis(1_000);
 /// How long tables are used before they are read again.
 const FRESH: Duration = Duration::from_millis(20);
 
@@ -37,6 +39,7 @@ pub(crate) fn start(shared: &Arc<Shared>, limits: Limits, fabric: Vec<FabricPort
     let work = move || {
         let mut registrar = Registrar::new(limits);
         let mut tables = Tables::default();
+        let mut said = BTreeMap::new();
         loop {
             let packet = packets.recv_timeout(LOOK);
             let Some(shared) = weak.upgrade() else { return };
@@ -46,7 +49,7 @@ pub(crate) fn start(shared: &Arc<Shared>, limits: Limits, fabric: Vec<FabricPort
                 registrar.handle_timeout(now, &mut around);
             }
             match packet {
-                Ok(packet) => handle(&mut registrar, now, &packet, &mut around),
+                Ok(packet) => handle(&mut registrar, now, &packet, &mut around, &mut said),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -56,7 +59,14 @@ pub(crate) fn start(shared: &Arc<Shared>, limits: Limits, fabric: Vec<FabricPort
     thread.spawn(work).map(drop)
 }
 
-fn handle(registrar: &mut Registrar, now: Nanos, received: &RegistrationFrame, around: &mut Around<'_>) {
+/// `said`: when the log last named a refusal at a port.
+fn handle(
+    registrar: &mut Registrar,
+    now: Nanos,
+    received: &RegistrationFrame,
+    around: &mut Around<'_>,
+    said: &mut BTreeMap<PortId, Nanos>,
+) {
     let port = received.port;
     let parsed = Datagram::parse(&received.frame).and_then(|datagram| {
         let packet = MrpPacket::parse(datagram.payload)?;
@@ -76,8 +86,10 @@ fn handle(registrar: &mut Registrar, now: Nanos, received: &RegistrationFrame, a
             match registrar.handle(now, received, around) {
                 Ok(()) => return,
                 Err(dropped) => {
-                    if let Dropped::Refused(_) = dropped {
+                    let is_quiet = said.get(&port).is_none_or(|at| now.since(*at) >= QUIET);
+                    if let (Dropped::Refused(_), true) = (&dropped, is_quiet) {
                         tracing::info!(%mcst_id, %leader, %port, %dropped, "registration");
+                        said.insert(port, now);
                     }
                     DropReason::RegistrationRefused
                 }

@@ -43,11 +43,17 @@ pub trait PausablePort {
     fn report_storm(&mut self, now: Nanos, class: TrafficClass, has_storm: bool);
 }
 
+/// A break takes back so many times its length of the pause before it: a peer that lets a class go for less than a thousandth of the time
+/// does not keep the watchdog away by it, and one that is only slow does.
+const BREAK: u64 = 1_000;
+
 /// What the owner of a port knows of a class.
 #[derive(Clone, Copy, Debug, Default)]
 struct Watch {
-    paused_since: Option<Nanos>,
-    /// The time up to which the pause is counted.
+    is_paused: bool,
+    /// The length of the pause, less what breaks took back.
+    stuck: Nanos,
+    /// The time up to which it is counted.
     counted: Nanos,
     /// In a storm: since when the class is not paused.
     quiet_since: Option<Nanos>,
@@ -237,26 +243,23 @@ impl<B: FrameBuf> Pfc<B> {
             );
             let limit = port.config.watchdog.unwrap_or(Nanos::MAX);
             let has_storm = port.storms().has(class);
-            if paused.has(class) {
-                if let Some(since) = watch.paused_since {
-                    add(&state.paused_ns, now.since(watch.counted).0);
-                    if !has_storm && now.since(since) > limit {
-                        self.begin_storm(class, port, at);
-                    }
-                } else {
-                    watch.paused_since = Some(now);
+            let since = now.since(watch.counted);
+            if watch.is_paused {
+                add(&state.paused_ns, since.0);
+                watch.stuck = watch.stuck + since;
+            } else {
+                watch.stuck = watch.stuck.since(Nanos(since.0.saturating_mul(BREAK)));
+            }
+            (watch.counted, watch.is_paused) = (now, paused.has(class));
+            if watch.is_paused {
+                watch.quiet_since = None;
+                if !has_storm && watch.stuck > limit {
+                    self.begin_storm(class, port, at);
                 }
-                let watch = &mut self.watches[slot][class.index()];
-                (watch.counted, watch.quiet_since) = (now, None);
-                continue;
-            }
-            if watch.paused_since.take().is_some() {
-                add(&state.paused_ns, now.since(watch.counted).0);
-            }
-            if has_storm {
+            } else if has_storm {
                 let since = *watch.quiet_since.get_or_insert(now);
                 if now.since(since) > limit {
-                    watch.quiet_since = None;
+                    (watch.quiet_since, watch.stuck) = (None, Nanos(0));
                     port.storms.fetch_and(!(1 << class.index()), Ordering::AcqRel);
                     at.report_storm(now, class, false);
                 }

@@ -19,8 +19,8 @@ use crate::output::cx::Cx;
 const FRAME_MAX: usize = Ethernet::LEN + 60 + Udp::LEN + PAYLOAD_MAX;
 /// For each port: the largest registration at once, and then 5,000 packets per second.
 const RATE: Limit = Limit::new(256, Nanos::from_micros(200));
-/// Packets that wait for control.
-const QUEUE: usize = 64;
+/// Packets that wait for control. A port may have as many there as are free: it takes half at most, and others find room.
+const QUEUE: usize = 128;
 
 /// A registration packet: a whole frame with right checksums.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,7 +98,8 @@ impl Bridging<'_> {
         }
         let Registrations { queue, limits } = &mut self.own.registrations;
         let limit = &mut limits[cx.ingress.index()];
-        if queue.len() >= QUEUE || limit.next(cx.now) > cx.now {
+        let waiting = queue.iter().filter(|packet| packet.port == cx.ingress).count();
+        if waiting + queue.len() >= QUEUE || limit.next(cx.now) > cx.now {
             return cx.drop(Stage::Classify, refused, || {
                 "too many registration packets".into()
             });

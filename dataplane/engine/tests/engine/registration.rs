@@ -8,9 +8,13 @@ use crate::common::*;
 
 /// A switch with three ports that takes registrations at port 0.
 fn registering() -> Engine {
+    registering_at(&[0])
+}
+
+fn registering_at(ports: &[usize]) -> Engine {
     let registration = RegistrationConfig {
         udp_port: DEFAULT_PORT,
-        ports: [port(0)].into_iter().collect::<PortSet>(),
+        ports: ports.iter().map(|n| port(*n)).collect::<PortSet>(),
         pool: vec!["10.200.0.0/16".parse().unwrap()],
     };
     Engine::new(EngineConfig {
@@ -140,5 +144,24 @@ fn a_flood_is_bounded_by_the_queue_and_by_the_rate_of_its_port() {
     assert_eq!(taken, 256);
     feed(&mut e, T0 + Nanos::from_millis(1), 0, &frame);
     assert_eq!(count(&mut e), 1);
+    assert_conserved(&e);
+}
+
+/// Control is behind, one port floods, and each of the others finds room.
+#[test]
+fn a_port_that_floods_leaves_room_for_the_others() {
+    let mut e = registering_at(&[0, 1, 2]);
+    let mut send = |n: usize, times: usize| {
+        let frame = packet(n, GROUP, DEFAULT_PORT);
+        (0..times).for_each(|_| drop(feed(&mut e, T0, n, &frame)));
+    };
+    send(0, 100);
+    send(1, 100);
+    send(2, 1);
+    let taken: Vec<usize> = std::iter::from_fn(|| e.pop_registration())
+        .map(|packet| packet.port.index())
+        .collect();
+    let of = |n| taken.iter().filter(|port| **port == n).count();
+    assert_eq!((of(0), of(1), of(2)), (64, 32, 1));
     assert_conserved(&e);
 }

@@ -53,17 +53,45 @@ fn a_storm_begins_when_the_pause_is_longer_than_the_limit() {
     assert_eq!(report.counters, expected);
 }
 
+/// Pauses of `pause` with breaks between them, until there is a storm, or a hundred of them are over. Returns the time that passed.
+fn paused_with_breaks(switch: &mut Switch, pause: Nanos, between: Nanos) -> Nanos {
+    let mut now = START;
+    for _ in 0..100 {
+        switch.pause(now, u16::MAX);
+        assert!(switch.poll(now));
+        now = now + pause;
+        assert!(switch.poll(now));
+        if !switch.port.storms.is_empty() {
+            break;
+        }
+        switch.pause(now, 0);
+        assert!(!switch.poll(now));
+        now = now + between;
+    }
+    now.since(START)
+}
+
 #[test]
 fn a_pause_that_ends_in_between_is_not_a_storm() {
-    let mut switch = Switch::new(&config(), 1, 16);
-    for start in [START, START + WATCHDOG] {
-        switch.pause(start, u16::MAX);
-        assert!(switch.poll(start));
-        assert!(switch.poll(start + Nanos(WATCHDOG.0 - 1)));
-        switch.pause(start, 0);
-        assert!(!switch.poll(start + Nanos(WATCHDOG.0 - 1)));
+    // A thousandth of the time is break enough: a peer may be slow.
+    for (pause, between) in [(WATCHDOG, Nanos(WATCHDOG.0 / 1_000)), (Nanos(100_000), Nanos(100))] {
+        let mut switch = Switch::new(&config(), 1, 16);
+        paused_with_breaks(&mut switch, pause, between);
+        assert_eq!(switch.port.storms, []);
     }
-    assert_eq!(switch.port.storms, []);
+}
+
+#[test]
+fn breaks_of_less_than_a_thousandth_do_not_hide_a_storm() {
+    let mut switch = Switch::new(&config(), 1, 16);
+    let (pause, between) = (Nanos(WATCHDOG.0 - 1), Nanos(1));
+    let passed = paused_with_breaks(&mut switch, pause, between);
+    assert_eq!((switch.port.storms.len(), passed), (1, pause + between + pause));
+    // At half of what would be enough, it takes twice the time.
+    let mut switch = Switch::new(&config(), 1, 16);
+    let passed = paused_with_breaks(&mut switch, Nanos(100_000), Nanos(50));
+    assert_eq!(switch.port.storms.len(), 1);
+    assert!(passed > WATCHDOG + WATCHDOG && passed < WATCHDOG + WATCHDOG + Nanos(200_000), "{passed:?}");
 }
 
 #[test]

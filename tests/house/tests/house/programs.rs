@@ -7,7 +7,7 @@ use cargo_metadata::{MetadataCommand, Target, TargetKind};
 
 use crate::fences::sources;
 
-/// How an example in a comment begins, and ends.
+/// How an example in a comment begins. One of text alone is taken for an example, too.
 const EXAMPLE: [&str; 2] = ["//! ```", "/// ```"];
 
 /// Whether a line of the target's sources is wanted. A binary beside a library has its own file alone.
@@ -38,7 +38,7 @@ fn what_has_tests_has_a_test_program_and_nothing_else_has() {
                 continue;
             }
             let tests = has_line(target, |line| line.starts_with("#[test]") || line.starts_with("#[tokio::test"));
-            let examples = library && has_line(target, |line| EXAMPLE.iter().any(|b| line.starts_with(b)) && !line.ends_with("text"));
+            let examples = library && has_line(target, |line| EXAMPLE.iter().any(|b| line.starts_with(b)));
             for (key, has, built) in [("test", tests, target.test), ("doctest", examples, target.doctest)] {
                 if has != built {
                     faults.push(format!("{}: {}: {key} = {has}", package.manifest_path, target.name));
