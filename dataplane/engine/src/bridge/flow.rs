@@ -19,17 +19,17 @@ impl Bridge {
         self.flows.generation += 1;
     }
 
-    /// Both only grow, so that the sum differs after each change.
+    /// Of the flows that come in by a port. Both only grow, so that the sum differs after each change.
     #[inline]
-    fn generation(&self) -> u64 {
+    fn generation(&self, ingress: PortId) -> u64 {
         // An empty entry has generation 0.
-        1 + self.flows.generation + self.fdb.notes
+        1 + self.flows.generation + self.fdb.lost[ingress.index()]
     }
 
     #[inline]
     fn hop(&self, now: Nanos, ingress: PortId, head: &[u8]) -> Option<&FlowHop> {
         let key = FlowKey::of(head, ingress)?;
-        self.flows.find(now, self.generation(), &key)
+        self.flows.find(now, self.generation(ingress), &key)
     }
 
     /// Routes a frame of a cached flow. Any other frame is returned, unchanged; no group has its destination address.
@@ -71,7 +71,6 @@ impl Bridge {
     /// Prefetches what [`Bridge::cached_frame`] and [`Bridge::poll_timeout`] read.
     pub(crate) fn prefetch(&self) {
         prefetch(&self.flows);
-        prefetch(&self.fdb.notes);
         prefetch(&self.lldp_at);
         prefetch(&self.ageing_at);
     }
@@ -80,6 +79,7 @@ impl Bridge {
     #[inline]
     pub(crate) fn prefetch_flow(&self, ingress: PortId, head: &[u8]) {
         if let Some(key) = FlowKey::of(head, ingress) {
+            prefetch(&self.fdb.lost[ingress.index()]);
             self.flows.prefetch(&key);
         }
     }
@@ -111,7 +111,7 @@ impl Bridging<'_> {
             src: self.output.ports.mac(hop.port),
             mtu: self.output.ports.mtus[hop.port.index()],
         };
-        let generation = self.own.generation();
+        let generation = self.own.generation(ingress);
         self.own.flows.insert(key, hop, generation, until);
     }
 }

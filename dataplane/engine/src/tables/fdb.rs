@@ -36,8 +36,8 @@ pub(crate) enum Learned {
 #[derive(Clone, Debug)]
 pub(crate) struct Fdb {
     pub(crate) table: PortTable<()>,
-    /// Times that an address was noted: what is known of other addresses may have changed.
-    pub(crate) notes: u64,
+    /// For each port: how many times an address that was known there moved away or was displaced.
+    pub(crate) lost: [u64; PortId::COUNT],
 }
 
 fn key(vlan: u16, mac: MacAddr) -> u64 {
@@ -49,7 +49,7 @@ impl Fdb {
     pub(crate) fn new(capacity: usize, ageing: Nanos, seed: u64) -> Self {
         Self {
             table: PortTable::new(capacity, ageing, seed),
-            notes: 0,
+            lost: [0; PortId::COUNT],
         }
     }
 
@@ -73,22 +73,25 @@ impl Fdb {
         (entry.port == port && entry.is_seen_again()).then_some(until)
     }
 
-    /// Until when [`Fdb::learn`] changes nothing for this address at this port, if no address is noted before.
+    /// Until when [`Fdb::learn`] changes nothing for this address at this port, if the port loses no address before.
     pub(crate) fn known_until(&self, now: Nanos, vlan: u16, mac: MacAddr, port: PortId) -> Option<Nanos> {
         self.is_known(now, key(vlan, mac), port)
     }
 
     #[inline(never)]
     fn note(&mut self, now: Nanos, key: u64, port: PortId) -> Learned {
-        self.notes += 1;
         let before = self.table.get(now, key).map(|entry| entry.port);
-        match (self.table.see(now, key, (), port, |_, _| false), before) {
+        let learned = match (self.table.see(now, key, (), port, |_, _| false), before) {
             (Err(_), _) => Learned::Full,
             (Ok(Some((_, displaced))), _) => Learned::Displaced { at: displaced.port },
             (Ok(None), Some(from)) if from != port => Learned::Moved { from },
             (Ok(None), Some(_)) => Learned::Known,
             (Ok(None), None) => Learned::New,
+        };
+        if let Learned::Displaced { at } | Learned::Moved { from: at } = learned {
+            self.lost[at.index()] += 1;
         }
+        learned
     }
 
     /// The port of `mac`, if it was seen within the ageing time.

@@ -1,5 +1,5 @@
 //! A cache of routed RoCEv2 flows: for each flow, what groups, FDB and routes say about its frames. One cache line a flow, direct-mapped.
-//! An entry is valid until one of the tables changes (`generation`), or until the FDB must note the source address again (`until`).
+//! An entry is valid until one of the tables changes for its port (`generation`), or until the FDB must note the source address again (`until`).
 
 use core::net::Ipv4Addr;
 
@@ -120,7 +120,7 @@ impl Flows {
         }
     }
 
-    /// `generation` is that of all tables together.
+    /// `generation` is that of all tables together, for the ingress port.
     #[inline]
     pub(crate) fn find(&self, now: Nanos, generation: u64, key: &FlowKey) -> Option<&FlowHop> {
         let entry = self.entries.get(self.index(key))?;

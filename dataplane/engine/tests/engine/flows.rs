@@ -192,6 +192,31 @@ fn a_flow_is_cached_from_its_second_frame_until_the_tables_change() {
     assert_eq!(engine.egress_of(T0, port(0), &frame), None);
 }
 
+/// Addresses that are new at other ports would make all flows slow otherwise, at a port's whole rate.
+#[test]
+fn a_flow_stays_cached_while_other_stations_come_until_its_own_moves() {
+    let mut engine = engine(PORTS);
+    engine.set_tables(T0, Arc::new(tables(1, [], &[route()], (0..PORTS).map(port))));
+    let frame = bytes(0, &routed(64));
+    let mut from = |n: usize, frame: &Vec<u8>| {
+        feed_batch(&mut engine, T0, n, std::slice::from_ref(frame));
+        engine.egress_of(T0, port(0), &bytes(0, &routed(64)))
+    };
+    (0..2).for_each(|_| drop(from(0, &frame)));
+    let new = |mac: u8| {
+        let mut frame = bytes(1, &routed(64));
+        frame[6..12].copy_from_slice(&[2, 9, 9, 9, 9, mac]);
+        frame
+    };
+    for mac in 0..100 {
+        assert_eq!(from(1, &new(mac)), Some(port(3)), "{mac}");
+        assert_eq!(from(0, &new(100 + mac)), Some(port(3)), "{mac}");
+    }
+    // One of the other port's goes away, then its own.
+    assert_eq!(from(2, &new(1)), Some(port(3)));
+    assert_eq!(from(1, &bytes(1, &routed(64))), None);
+}
+
 /// A packet as long as the MTU of its egress port is routed, known flow or not; a longer one is dropped and counted.
 #[test]
 fn a_packet_longer_than_the_mtu_is_dropped() {
