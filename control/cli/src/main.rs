@@ -29,7 +29,6 @@ use std::process::ExitCode;
 use castnet_console::exit::Failure;
 use castnet_console::output::Output;
 use castnet_console::program;
-use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// A controller of many groups spends a third of its time in the allocator of the C library.
@@ -37,7 +36,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let cli = match cli::Cli::try_parse() {
+    let cli = match program::parse::<cli::Cli>() {
         Ok(cli) => cli,
         Err(error) => {
             let Some(name) = experiment(&error) else {
@@ -69,6 +68,7 @@ fn experiment(error: &clap::Error) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
 
     #[test]
     fn experiments_are_in_the_other_program() {

@@ -21,7 +21,10 @@ impl PlaceArgs {
         let text = match &self.controller {
             None => return Ok(None),
             Some(Some(given)) => return Ok(Some(given.clone())),
-            Some(None) => std::env::var("CASTNET_CONTROLLER").unwrap_or_else(|_| CONTROLLER.to_owned()),
+            Some(None) => match std::env::var("CASTNET_CONTROLLER") {
+                Ok(set) if !set.is_empty() => set,
+                _ => CONTROLLER.to_owned(),
+            },
         };
         let controllers = text
             .parse()

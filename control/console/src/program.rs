@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{ArgAction, Args};
+use clap::{Arg, ArgAction, Args, Command, Parser};
 
 use crate::exit::{Failure, Outcome};
 use crate::logging;
@@ -35,6 +35,27 @@ impl Everywhere {
             }
         }
     }
+}
+
+/// Reads the command line of the program. A variable of the environment that is empty is as one that is not set, which is what a shell's
+/// `NAME= command` is for.
+///
+/// # Errors
+/// What is wrong with it, or the help that it asks for.
+pub fn parse<C: Parser>() -> Result<C, clap::Error> {
+    let command = without_empty_variables(C::command());
+    let matches = command.clone().try_get_matches()?;
+    C::from_arg_matches(&matches).map_err(|error| error.format(&mut command.clone()))
+}
+
+fn without_empty_variables(command: Command) -> Command {
+    let is_empty = |arg: &Arg| {
+        let name = arg.get_env();
+        name.and_then(std::env::var_os).is_some_and(|value| value.is_empty())
+    };
+    command
+        .mut_args(|arg| if is_empty(&arg) { arg.env(None) } else { arg })
+        .mut_subcommands(without_empty_variables)
 }
 
 /// The format that a command line asks for which cannot be parsed.

@@ -257,8 +257,11 @@ pub(crate) fn down(core: &Core, entry: &Entry) -> Vec<DownLink> {
     all
 }
 
+/// What a switch that cannot be reached has said last does not count: it may have a link again.
 fn silent_port(facts: &Facts, (switch, port): (&str, u8)) -> Option<String> {
-    let (_, report) = facts.switches.get(switch)?;
+    let Some((Reach::Up, report)) = facts.switches.get(switch) else {
+        return None;
+    };
     let port = report.ports.get(&port).filter(|p| !p.up)?;
     Some(format!("port {} of switch {switch} has no link", port.name))
 }
@@ -335,10 +338,12 @@ mod tests {
 
     #[test]
     fn a_port_without_link_is_named() {
-        let facts = facts(report(None, false), report(None, true));
+        let mut facts = facts(report(None, false), report(None, true));
         let says = silent_port(&facts, ("a", 7));
         assert_eq!(says.as_deref(), Some("port eth7 of switch a has no link"));
         assert_eq!(silent_port(&facts, ("b", 7)), None);
         assert_eq!(silent_port(&facts, ("a", 8)), None, "not known, not down");
+        facts.switches.get_mut("a").unwrap().0 = Reach::Down("gone".into());
+        assert_eq!(silent_port(&facts, ("a", 7)), None, "its last word");
     }
 }

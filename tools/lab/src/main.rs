@@ -13,10 +13,9 @@ mod skew;
 use std::process::ExitCode;
 
 use castnet_console::program;
-use clap::Parser;
 
 fn main() -> ExitCode {
-    match cli::Cli::try_parse() {
+    match program::parse::<cli::Cli>() {
         Ok(cli) => cli.everywhere.run(cli::VERSION, |output| cli.command.run(output)),
         Err(error) => program::end(&error),
     }

@@ -414,6 +414,20 @@ fn what_no_rank_could_do_is_refused_before_anything_is_tried() {
     }
 }
 
+/// Whoever listens there, if anybody: the command line is right.
+#[test]
+fn an_empty_variable_is_as_one_that_is_not_set() {
+    for args in [&["group", "list"][..], &["log-level", "info", "--controller"]] {
+        let output = castnet()
+            .env("CASTNET_CONTROLLER", "")
+            .args(args)
+            .output()
+            .expect("it runs");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_ne!(output.status.code(), Some(2), "{text}");
+    }
+}
+
 #[test]
 fn a_rank_without_a_controller_says_so() {
     let output = rank("allreduce", "2", &["--wait", "100ms"])
