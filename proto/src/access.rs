@@ -20,6 +20,7 @@ use tonic::service::Routes;
 use tonic::{Code, Request, Status};
 
 use crate::audit::{self, AuditLog};
+use crate::shares::{Share, Shares};
 use crate::transport::{self, Address, Peer, Security, Server, TransportError};
 
 /// What a client is.
@@ -244,18 +245,31 @@ impl From<Denied> for Status {
     }
 }
 
+/// Running calls with one certificate, those included whose request has not come whole: what they hold must not fill the memory.
+const CALLS_OF_CERTIFICATE_MAX: usize = 16_384;
+
 /// Who may call a service.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Access {
     roles: watch::Sender<Roles>,
     audit: Option<AuditLog>,
+    calls: Shares,
+}
+
+impl Default for Access {
+    fn default() -> Self {
+        Self::new(Roles::default(), None)
+    }
 }
 
 impl Access {
     /// By the roles of certificates. The log has a line for each call that is more than reading.
     pub fn new(roles: Roles, audit: Option<AuditLog>) -> Self {
-        let roles = watch::Sender::new(roles);
-        Self { roles, audit }
+        Self {
+            roles: watch::Sender::new(roles),
+            audit,
+            calls: Shares::new(CALLS_OF_CERTIFICATE_MAX),
+        }
     }
 
     /// Sets the roles, of a service at `address`. Running answers of clients that get another role end.
@@ -283,6 +297,7 @@ struct Revocable {
     body: Body,
     /// `None`: it was revoked.
     revoked: Option<Pin<Box<dyn Future<Output = Status> + Send>>>,
+    _share: Option<Share>,
 }
 
 impl http_body::Body for Revocable {
@@ -358,6 +373,8 @@ struct Admission {
     denied: Option<Denied>,
     /// Where its outcome is noted.
     audit: Option<AuditLog>,
+    /// Of the running calls of its certificate.
+    share: Option<Share>,
 }
 
 impl Guard {
@@ -366,6 +383,13 @@ impl Guard {
         let right = (self.rights)(method).ok_or_else(|| Status::unimplemented(method.to_owned()))?;
         let peer = request.extensions().get::<Arc<Peer>>().cloned();
         let peer = peer.ok_or_else(|| Status::internal("the client of this request is unknown"))?;
+        let share = match &peer.names {
+            None => None,
+            Some(names) => Some(self.access.calls.take(names).ok_or_else(|| {
+                let most = CALLS_OF_CERTIFICATE_MAX;
+                Status::resource_exhausted(format!("{most} calls with this certificate have not ended: end some"))
+            })?),
+        };
         let role = self.access.roles.borrow().of(&peer);
         let caller = Caller::new(peer, role);
         let denied = (!right.roles().contains(&role)).then(|| {
@@ -379,6 +403,7 @@ impl Guard {
             method: method.to_owned(),
             denied,
             audit: self.access.audit.clone().filter(|_| !only_reads),
+            share,
         })
     }
 }
@@ -438,12 +463,13 @@ where
         Box::pin(async move {
             let response = call.await?;
             admission.note(&response);
-            let caller = admission.caller;
+            let Admission { caller, share, .. } = admission;
             let revoked = async move { access.role_changes(caller).await };
             Ok(response.map(|body| {
                 Body::new(Revocable {
                     body,
                     revoked: Some(Box::pin(revoked)),
+                    _share: share,
                 })
             }))
         })
@@ -568,6 +594,7 @@ mod tests {
                 tokio_stream::wrappers::UnboundedReceiverStream::new(frames),
             )),
             revoked: Some(Box::pin(async move { own.role_changes(caller).await })),
+            _share: None,
         };
         let say = |text: &'static str| {
             send.send(Ok(Frame::data(Bytes::from_static(text.as_bytes()))))
@@ -590,6 +617,54 @@ mod tests {
         );
         assert!(answer.frame().await.is_none() && http_body::Body::is_end_stream(&answer));
         assert!(!say("nobody listens"));
+    }
+
+    /// Answers at once, with a body that has not ended.
+    #[derive(Clone)]
+    struct Answers;
+
+    impl Service<http::Request<Body>> for Answers {
+        type Response = http::Response<Body>;
+        type Error = Infallible;
+        type Future = std::future::Ready<Result<Self::Response, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: http::Request<Body>) -> Self::Future {
+            ready(Ok(http::Response::new(Body::default())))
+        }
+    }
+
+    #[tokio::test]
+    async fn calls_of_a_certificate_that_have_not_ended_are_limited() {
+        let access = Access {
+            calls: Shares::new(2),
+            ..Access::default()
+        };
+        let guarded = guard(&Arc::new(access), |_| Some(Right::Reach), Answers);
+        let call = |names: Option<&[&str]>| {
+            let mut request = http::Request::new(Body::default());
+            *request.uri_mut() = http::Uri::from_static("/castnet.v1.Service/Look");
+            request.extensions_mut().insert(peer(names));
+            guarded.clone().call(request)
+        };
+        let code = |answer: &http::Response<Body>| Status::from_header_map(answer.headers()).map(|s| s.code());
+        let answer = call(Some(&["a"])).await.expect("infallible");
+        let not_whole = call(Some(&["a"]));
+        let refused = call(Some(&["a"])).await.expect("infallible");
+        assert_eq!((code(&answer), code(&refused)), (None, Some(Code::ResourceExhausted)));
+        // Others, and those without a certificate, are not concerned.
+        for names in [Some(&["b"][..]), None, None, None] {
+            assert_eq!(code(&call(names).await.expect("infallible")), None);
+        }
+        drop(not_whole);
+        let second = call(Some(&["a"])).await.expect("infallible");
+        assert_eq!(code(&second), None);
+        assert!(code(&call(Some(&["a"])).await.expect("infallible")).is_some());
+        drop(answer);
+        assert_eq!(code(&call(Some(&["a"])).await.expect("infallible")), None);
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub mod audit;
 pub mod convert;
 mod parts;
 pub mod process;
+mod shares;
 pub mod states;
 pub mod term;
 pub mod transport;

@@ -19,6 +19,7 @@ use crate::broken_links::Changed;
 use crate::config::Config;
 use crate::error::Refusal;
 use crate::fabric::{Fabric, Reach};
+use crate::foresee::Turns;
 use crate::journal::{Journal, Ticket};
 use crate::kinds::collective::exchange::Exchanges;
 use crate::kinds::collective::record::Collective;
@@ -176,6 +177,8 @@ pub(crate) struct Shared {
     lead: Option<Arc<Lead>>,
     pub(crate) links: BTreeMap<String, Arc<Link>>,
     pub(crate) exchanges: Exchanges,
+    /// Of those who want to see plans.
+    pub(crate) turns: Turns,
     core: Mutex<Core>,
     /// Notified when there is something to write.
     pub(crate) staged: Arc<Notify>,
@@ -208,6 +211,7 @@ impl Shared {
             lead,
             links,
             exchanges: Exchanges::default(),
+            turns: Turns::default(),
             core: Mutex::new(core),
             staged,
             events: broadcast::Sender::new(EVENTS_MAX),

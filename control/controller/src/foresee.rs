@@ -1,7 +1,7 @@
 //! Where a group would be placed now, and why. Nothing is changed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use castnet_planner::{LinkLoad, Shortage};
 use castnet_proto::convert::{NewCollective, NewGroup, mode_to_proto, rate_limit_to_proto};
@@ -10,6 +10,8 @@ use castnet_proto::v1::endpoint::NextHop;
 use castnet_rules::GroupRule;
 use castnet_topology::{End, Topology};
 use castnet_wire::{McstId, Psn};
+use parking_lot::Mutex;
+use tokio::sync::OwnedMutexGuard;
 
 use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
@@ -64,8 +66,38 @@ impl Wanted {
     }
 }
 
+/// Such plans cost what others cost, change nothing, and have no quota. One is made at a time, and a caller waits with one among the others,
+/// however many it wants.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    all: Arc<tokio::sync::Mutex<()>>,
+    callers: Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>,
+}
+
+impl Turns {
+    /// The turn of a caller, until it is dropped.
+    async fn take(&self, caller: &str) -> [OwnedMutexGuard<()>; 2] {
+        let own = {
+            let mut callers = self.callers.lock();
+            callers.retain(|_, own| own.strong_count() > 0);
+            let known = callers.get(caller).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                let own = Arc::default();
+                callers.insert(caller.to_owned(), Arc::downgrade(&own));
+                own
+            })
+        };
+        [own.lock_owned().await, self.all.clone().lock_owned().await]
+    }
+}
+
 impl Shared {
-    pub(crate) async fn foresee(self: &Arc<Self>, wanted: &Wanted) -> Result<v1::PlanGroupResponse, Refusal> {
+    pub(crate) async fn foresee(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        caller: &str,
+    ) -> Result<v1::PlanGroupResponse, Refusal> {
+        let _turn = self.turns.take(caller).await;
         let record = |core: &mut Locked<'_>| wanted.record(core);
         let then = |core: &mut Locked<'_>, record, layout: Result<Layout, NoPlan>| {
             let has_own = |layout: &Layout| !layout.new_mcst_ids.is_empty();
@@ -206,5 +238,31 @@ fn shortage(core: &Core, record: &Record, switch: &str, smallest: Option<&GroupR
     match smallest {
         Some(rule) => Shortage::of(switch, &room, rule).map(|short| short.lack.to_string()),
         None => (room.groups_free == 0).then(|| "takes no more groups".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_caller_who_wants_many_plans_waits_with_one_among_the_others() {
+        let (turns, order) = (Arc::new(Turns::default()), Arc::new(Mutex::new(Vec::new())));
+        let first = turns.take("many").await;
+        let mut waiting = tokio::task::JoinSet::new();
+        for caller in ["many", "many", "many", "one"] {
+            let (turns, order) = (turns.clone(), order.clone());
+            waiting.spawn(async move {
+                let _turn = turns.take(caller).await;
+                order.lock().push(caller);
+            });
+            tokio::task::yield_now().await;
+        }
+        assert!(order.lock().is_empty());
+        drop(first);
+        waiting.join_all().await;
+        assert_eq!(*order.lock(), ["one", "many", "many", "many"]);
+        drop(turns.take("another").await);
+        assert_eq!(turns.callers.lock().len(), 1, "those who have left are forgotten");
     }
 }

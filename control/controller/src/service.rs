@@ -422,12 +422,13 @@ impl Controller for Service {
     }
 
     async fn plan_group(&self, request: Request<v1::PlanGroupRequest>) -> Answer<v1::PlanGroupResponse> {
+        let caller = Caller::of(&request)?;
         let wanted = match request.get_ref().group.as_ref() {
             Some(Asked::Multicast(group)) => Wanted::Multicast(new_group_from_proto(group)?),
             Some(Asked::Collective(group)) => Wanted::Collective(new_collective_from_proto(group)?),
             None => return Err(Invalid::missing("group", "a multicast or a collective group").into()),
         };
-        Ok(Response::new(self.shared.foresee(&wanted).await?))
+        Ok(Response::new(self.shared.foresee(&wanted, caller.identity()).await?))
     }
 
     type InitGroupStream = Messages<v1::CollectiveState>;

@@ -25,6 +25,7 @@ use super::{
     Address, CONNECT_TIMEOUT, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, Security, TransportError,
     allow_plaintext, resolve, socket, tls,
 };
+use crate::shares::{Share, Shares};
 
 /// How long calls may run on after a stop. Watchers do not end by themselves.
 const STOP_GRACE: Duration = Duration::from_millis(300);
@@ -89,10 +90,10 @@ pub async fn serve(address: &Address, security: &Security, routes: Routes) -> Re
     let incoming = sockets.map({
         let cut = cut.clone();
         move |socket| {
-            socket.map(|(socket, peer, place)| Connection {
+            socket.map(|(socket, peer, share)| Connection {
                 socket,
                 peer: Arc::new(peer),
-                _place: place,
+                _share: share,
                 cut: Box::pin(cut.clone().cancelled_owned()),
             })
         }
@@ -118,7 +119,7 @@ pub async fn serve(address: &Address, security: &Security, routes: Routes) -> Re
 }
 
 type Socket = Either<Either<TcpStream, UnixStream>, TlsStream<TcpStream>>;
-type Sockets = Pin<Box<dyn Stream<Item = io::Result<(Socket, Peer, Option<Place>)>> + Send>>;
+type Sockets = Pin<Box<dyn Stream<Item = io::Result<(Socket, Peer, Option<Share>)>> + Send>>;
 
 /// The client of a connection. An extension of each of its requests, as `Arc<Peer>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -275,38 +276,6 @@ impl Drop for Handshake {
     }
 }
 
-/// The connections with each certificate, by its names.
-#[derive(Clone, Debug, Default)]
-struct Places(Arc<Mutex<BTreeMap<Vec<String>, usize>>>);
-
-/// One of the connections with a certificate, until it is dropped.
-#[derive(Debug)]
-struct Place(Places, Vec<String>);
-
-impl Places {
-    /// Whoever has a certificate must not keep all others out: `None` if it has `most` already.
-    fn take(&self, names: &[String], most: usize) -> Option<Place> {
-        let mut all = self.0.lock();
-        let count = all.get(names).copied().unwrap_or_default();
-        if count >= most {
-            return None;
-        }
-        all.insert(names.to_vec(), count + 1);
-        Some(Place(self.clone(), names.to_vec()))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let Self(Places(all), names) = self;
-        let mut all = all.lock();
-        match all.get_mut(names) {
-            Some(count) if *count > 1 => *count -= 1,
-            _ => drop(all.remove(names)),
-        }
-    }
-}
-
 /// Most connections with one certificate: a quarter of the descriptors that this process may have, if those are few.
 fn connections_max() -> usize {
     let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((u64::MAX, u64::MAX));
@@ -317,10 +286,10 @@ fn connections_max() -> usize {
 fn handshakes(
     listener: TcpListener,
     protection: tls::ServerTls,
-) -> impl Stream<Item = io::Result<(Socket, Peer, Option<Place>)>> + Send {
+) -> impl Stream<Item = io::Result<(Socket, Peer, Option<Share>)>> + Send {
     let (to, from) = mpsc::channel(HANDSHAKES_MAX);
     let (protection, handshakes) = (Arc::new(protection), Arc::new(Mutex::new(Handshakes::default())));
-    let (places, most) = (Places::default(), connections_max());
+    let connections = Shares::new(connections_max());
     tokio::spawn(async move {
         loop {
             let accepted = tokio::select! {
@@ -335,7 +304,7 @@ fn handshakes(
                 }
             };
             let (protection, to) = (protection.clone(), to.clone());
-            let (running, places) = (handshakes.clone(), places.clone());
+            let (running, connections) = (handshakes.clone(), connections.clone());
             let spawn = |number| {
                 let handshake = async move {
                     // Also if it gives way.
@@ -347,7 +316,7 @@ fn handshakes(
                     match shaken {
                         Ok(Ok(socket)) => {
                             let names = tls::names(&socket);
-                            let Some(place) = places.take(&names, most) else {
+                            let Some(share) = connections.take(&names) else {
                                 return tracing::info!(%client, ?names, "no connection: there are too many with this certificate");
                             };
                             let peer = Peer::of_socket(socket.get_ref().0, Some(names));
@@ -372,7 +341,7 @@ struct Connection {
     socket: Socket,
     peer: Arc<Peer>,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
-    _place: Option<Place>,
+    _share: Option<Share>,
 }
 
 impl Connected for Connection {

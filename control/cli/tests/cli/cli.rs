@@ -417,7 +417,7 @@ fn what_no_rank_could_do_is_refused_before_anything_is_tried() {
 /// Whoever listens there, if anybody: the command line is right.
 #[test]
 fn an_empty_variable_is_as_one_that_is_not_set() {
-    for args in [&["group", "list"][..], &["log-level", "info", "--controller"]] {
+    for args in [&["group", "list"][..], &["log-level", "--controller"]] {
         let output = castnet()
             .env("CASTNET_CONTROLLER", "")
             .args(args)
