@@ -228,6 +228,66 @@ struct Created {
     start_psn: u32,
     pmtu: u32,
     phase: String,
+    /// Members that no switch has seen, where others were.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    not_seen: Vec<String>,
+}
+
+/// Hosts that no switch has seen, while it has seen others of the group: one may be a wrong name, for which the group would wait.
+fn not_seen(members: &[api::MemberState]) -> Vec<String> {
+    let named = || members.iter().filter(|m| !m.host.is_empty());
+    match named().any(|m| !m.switch_name.is_empty()) {
+        true => named()
+            .filter(|m| m.switch_name.is_empty())
+            .map(|m| m.host.clone())
+            .collect(),
+        false => Vec::new(),
+    }
+}
+
+fn warning(not_seen: &[String]) -> String {
+    match not_seen.is_empty() {
+        true => String::new(),
+        false => format!(
+            "\nno switch has seen {} yet: the group waits for ever if that is a wrong name (castnet topology lists who was seen)",
+            not_seen.join(", ")
+        ),
+    }
+}
+
+fn group_created(state: api::GroupState) -> Done<Created> {
+    let phase = last_word(state.phase().as_str_name());
+    let waits: Vec<_> = state
+        .members
+        .iter()
+        .filter(|m| m.phase() == api::MemberPhase::Expected)
+        .map(|m| m.host.as_str())
+        .collect();
+    let waits = match waits.is_empty() {
+        true => String::new(),
+        false => format!("; waits for {} to join (castnet host --help)", waits.join(", ")),
+    };
+    let (mcst_ids, not_seen) = (mcst_ids(&state), not_seen(&state.members));
+    let sentence = format!(
+        "group {} has McstID {}{} and is {phase}{waits}{}",
+        state.name,
+        member_addresses(&state.mcst_id, &mcst_ids),
+        in_lanes(state.lanes.len()),
+        warning(&not_seen)
+    );
+    Done {
+        facts: Created {
+            group: state.name,
+            mcst_id: state.mcst_id,
+            mcst_ids,
+            lanes: state.lanes.len().max(1),
+            start_psn: state.start_psn,
+            pmtu: state.pmtu,
+            phase,
+            not_seen,
+        },
+        sentence,
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -238,6 +298,9 @@ struct CollectiveCreated {
     ranks: usize,
     slots: u32,
     phase: String,
+    /// Ranks' hosts that no switch has seen, where others were.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    not_seen: Vec<String>,
 }
 
 /// `at`: the flag that names the controller to a rank; may be empty.
@@ -264,6 +327,8 @@ fn collective_created(state: api::CollectiveState, at: &str) -> Done<CollectiveC
             at
         ));
     }
+    let not_seen = not_seen(&state.members);
+    sentence.push_str(&warning(&not_seen));
     Done {
         facts: CollectiveCreated {
             group: state.name,
@@ -272,6 +337,7 @@ fn collective_created(state: api::CollectiveState, at: &str) -> Done<CollectiveC
             ranks: state.members.len(),
             slots: state.slots,
             phase,
+            not_seen,
         },
         sentence,
     }
@@ -358,38 +424,7 @@ impl GroupCommand {
                 let name = request.name.clone();
                 let answer = controller.create_group(request).await;
                 let state = answer.map_err(|s| refused(s, &name))?.into_inner().group;
-                let state = state.unwrap_or_default();
-                let phase = last_word(state.phase().as_str_name());
-                let waits: Vec<_> = state
-                    .members
-                    .iter()
-                    .filter(|m| m.phase() == api::MemberPhase::Expected)
-                    .map(|m| m.host.as_str())
-                    .collect();
-                let waits = if waits.is_empty() {
-                    String::new()
-                } else {
-                    format!("; waits for {} to join (castnet host --help)", waits.join(", "))
-                };
-                let mcst_ids = mcst_ids(&state);
-                let sentence = format!(
-                    "group {} has McstID {}{} and is {phase}{waits}",
-                    state.name,
-                    member_addresses(&state.mcst_id, &mcst_ids),
-                    in_lanes(state.lanes.len())
-                );
-                output.show(&Done {
-                    facts: Created {
-                        group: state.name,
-                        mcst_id: state.mcst_id,
-                        mcst_ids,
-                        lanes: state.lanes.len().max(1),
-                        start_psn: state.start_psn,
-                        pmtu: state.pmtu,
-                        phase,
-                    },
-                    sentence,
-                })
+                output.show(&group_created(state.unwrap_or_default()))
             }
             // Done above.
             Verb::Plan(_) => Ok(()),

@@ -241,3 +241,37 @@ async fn a_multicast_group_is_shown_with_its_generation_and_policies() {
         &["start PSN learned from the first data"],
     );
 }
+
+/// A wrong name would be waited for without a word. Where nobody was seen yet, as in a lab that begins, nothing is said.
+#[test]
+fn a_created_group_names_the_hosts_that_no_switch_has_seen() {
+    let group = |seen: &[bool]| {
+        let member = |(n, seen): (usize, &bool)| api::MemberState {
+            host: format!("h{n}"),
+            switch_name: if *seen { "s1".into() } else { String::new() },
+            ..Default::default()
+        };
+        let members = seen.iter().enumerate().map(member);
+        let state = api::GroupState {
+            name: "g".into(),
+            members: members.clone().collect(),
+            ..Default::default()
+        };
+        let ranks = api::CollectiveState {
+            name: "g".into(),
+            members: members.collect(),
+            ..Default::default()
+        };
+        (super::group_created(state), super::collective_created(ranks, ""))
+    };
+    let warning = "no switch has seen h1, h3 yet: the group waits for ever if that is a wrong name (castnet topology lists who was seen)";
+    let (multicast, collective) = group(&[true, false, true, false]);
+    says(&multicast, &json!({"not_seen": ["h1", "h3"]}), &[warning]);
+    says(&collective, &json!({"not_seen": ["h1", "h3"]}), &[warning]);
+    for seen in [[true; 2], [false; 2]] {
+        let (multicast, collective) = group(&seen);
+        for (json, text) in [both(&multicast), both(&collective)] {
+            assert!(json.get("not_seen").is_none() && !text.contains("no switch"), "{text}");
+        }
+    }
+}
