@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Serialize, Serializer};
+use terminal_size::terminal_size_of;
 
 use crate::exit::{Failure, Outcome};
 use crate::units::{bytes, count};
@@ -151,7 +152,7 @@ impl Page {
                 cells.peek().is_some() && cells.all(|cell| is_figure(cell))
             })
             .collect();
-        let terminal = Table::new().width();
+        let terminal = terminal_size_of(io::stdout()).map(|(width, _)| width.0);
         match widths(&header, &rows, terminal) {
             Some(widths) => self.aligned(&header, &rows, &figures, &widths),
             None => self.wrapped(header, rows, &figures, terminal),
