@@ -266,7 +266,8 @@ impl Switch for Around<'_> {
         let Err(status) = installed.and_then(|installed| installed) else {
             return Ok(());
         };
-        tracing::info!(group = rule.name, %leader, reason = status.message(), "registration is refused");
+        // The refusal itself is in the log once in a while, by its port.
+        tracing::debug!(group = rule.name, %leader, reason = status.message(), "registration is refused");
         Err(MrpRefusal::of(match status.code() {
             Code::AlreadyExists => MrpReason::Taken,
             Code::ResourceExhausted => MrpReason::NoCapacity,

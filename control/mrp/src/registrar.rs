@@ -12,6 +12,8 @@ use crate::tree::{self, Plan, Records, Registration};
 const WITHDRAWN: Nanos = Nanos::from_secs(10);
 /// A repeated packet causes its own packets again after so long: one of a leader can cause hundreds. Leaders repeat more slowly.
 const REPEATED_AFTER: Nanos = Nanos::from_millis(50);
+/// A port's groups are installed or changed once in this time, once as many were as it may have.
+const INSTALLED_AFTER: Nanos = Nanos::from_millis(50);
 
 /// Bounds of what leaders can make a switch keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +132,9 @@ pub enum Dropped {
     /// No registration is known, or the kind of packet is not for a switch.
     #[error("the packet is not for this switch")]
     NotExpected,
+    /// The leaders at this port change their groups too often. A repetition may succeed.
+    #[error("port {port} changes its groups too often")]
+    TooOften { port: PortId },
 }
 
 #[derive(Debug)]
@@ -172,6 +177,24 @@ enum State {
     Registered(Vec<(u8, Outgoing)>),
     /// The group is removed. The packets repeat that to the next devices.
     Withdrawn(Vec<Outgoing>),
+}
+
+/// When the leaders at each port may have had all their groups installed anew. An install costs all workers of a switch, and a packet of
+/// a leader causes one.
+#[derive(Debug, Default)]
+struct Installs(BTreeMap<PortId, Nanos>);
+
+impl Installs {
+    /// Counts an install of a port: `burst` at once, and then one in each [`INSTALLED_AFTER`].
+    fn take(&mut self, now: Nanos, port: PortId, burst: usize) -> bool {
+        let full_at = self.0.entry(port).or_default();
+        let after = now.max(*full_at) + INSTALLED_AFTER;
+        let is_allowed = after.since(now).0 <= burst as u64 * INSTALLED_AFTER.0;
+        if is_allowed {
+            *full_at = after;
+        }
+        is_allowed
+    }
 }
 
 /// The machine of a switch: builds rules from registrations and unicast routes, and packets for the next devices. Its memory is bounded
@@ -339,6 +362,8 @@ impl Registrar {
                 Err(MrpRefusal::of(MrpReason::TooManyMembers))
             } else if parts.len() < usize::from(part.total) {
                 return Ok(());
+            } else if from_leader && !self.installs.take(now, port, self.limits.groups_per_port) {
+                return Err(Dropped::TooOften { port });
             } else {
                 let registration = Registration {
                     mcst_id: at.mcst_id,

@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <rte_alarm.h>
+#include <rte_cycles.h>
 #include <rte_dev.h>
 #include <rte_eal.h>
 #include <rte_errno.h>
@@ -425,8 +427,7 @@ uint64_t cn_missed(uint16_t port)
 	return stats.imissed + stats.ierrors + stats.rx_nombuf;
 }
 
-/* Stops, closes and removes a device. */
-int cn_remove(uint16_t port)
+static int remove_device(uint16_t port)
 {
 	struct rte_eth_dev_info info;
 	struct rte_device *device = NULL;
@@ -439,6 +440,37 @@ int cn_remove(uint16_t port)
 	if (device != NULL)
 		failed = rte_dev_remove(device);
 	return failed;
+}
+
+struct removal {
+	uint16_t port;
+	int failed;
+	int done;
+};
+
+static void remove_now(void *arg)
+{
+	struct removal *removal = arg;
+
+	removal->failed = remove_device(removal->port);
+	__atomic_store_n(&removal->done, 1, __ATOMIC_RELEASE);
+}
+
+/*
+ * Stops, closes and removes a device. DPDK's thread of interrupts may be in a handler of memif just then, because the peer has gone,
+ * and would go on to use the device. Alarms run on that thread between its handlers, so it removes such devices itself.
+ */
+int cn_remove(uint16_t port)
+{
+	struct rte_eth_dev_info info;
+	struct removal removal = {.port = port};
+
+	if (rte_eth_dev_info_get(port, &info) != 0 || strcmp(info.driver_name, "net_memif") != 0 ||
+	    rte_eal_alarm_set(1, remove_now, &removal) != 0)
+		return remove_device(port);
+	while (__atomic_load_n(&removal.done, __ATOMIC_ACQUIRE) == 0)
+		rte_delay_us_sleep(100);
+	return removal.failed;
 }
 
 /* DPDK's software implementation of the hash, for tests. */

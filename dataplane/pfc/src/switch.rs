@@ -331,11 +331,11 @@ impl<B: FrameBuf> Pfc<B> {
                 add(&state.storm_drops, 1);
                 at.count_drop(DropReason::PfcStorm);
             }
-        } else if self.paused[slot].has(class) {
-            self.queues.not_stuck(slot, class, self.now);
         } else {
-            self.send_held(slot, class, state, at);
-            // The port accepts nothing, without PAUSE: a device that is paused itself, for example.
+            if !self.paused[slot].has(class) {
+                self.send_held(slot, class, state, at);
+            }
+            // Nothing leaves, whatever the reason: PAUSE, a device that is paused itself, or both in turn.
             let stuck = self.queues.stuck_since(slot, class);
             let limit = port.config.watchdog.unwrap_or(Nanos::MAX);
             if stuck.is_some_and(|since| self.now.since(since) > limit) {

@@ -2,6 +2,7 @@
 
 use crate::error::{EmitError, Header, ParseError, chunk, put};
 use crate::ids::MacAddr;
+use crate::ipv4::Ipv4;
 
 /// EtherType of IPv4.
 pub const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -136,7 +137,7 @@ impl Ethernet {
     /// The same for any number of tags, for frames that are only forwarded.
     ///
     /// # Errors
-    /// Too few bytes.
+    /// Too few bytes, also for an IPv4 header: its addresses say in whose name the frame comes, and must not lie behind what is seen.
     #[cold]
     pub fn parse_any(bytes: &[u8]) -> Result<(Self, usize), ParseError> {
         let b: &[u8; Self::LEN] = chunk(bytes, Header::Ethernet)?;
@@ -161,6 +162,9 @@ impl Ethernet {
             vlan: outer,
             ethertype: ethertype(end)?,
         };
+        if ethernet.ethertype == ETHERTYPE_IPV4 {
+            let _: &[u8; Ipv4::LEN] = chunk(bytes.get(end + 2..).unwrap_or_default(), Header::Ipv4)?;
+        }
         Ok((ethernet, end + 2))
     }
 

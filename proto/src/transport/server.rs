@@ -320,7 +320,7 @@ fn handshakes(
                                 return tracing::info!(%client, ?names, "no connection: there are too many with this certificate");
                             };
                             let peer = Peer::of_socket(socket.get_ref().0, Some(names));
-                            let _ = to.send(Ok((Either::Right(socket), peer, Some(place)))).await;
+                            let _ = to.send(Ok((Either::Right(socket), peer, Some(share)))).await;
                         }
                         Ok(Err(error)) => {
                             tracing::info!(%client, %error, "no connection: the TLS handshake failed")

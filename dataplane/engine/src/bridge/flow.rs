@@ -100,6 +100,10 @@ impl Bridging<'_> {
         let Some(until) = self.own.fdb.known_until(now, 0, key.src_mac(), ingress) else {
             return;
         };
+        // What a host sends to a static core is decided by its opcode ([`Bridge::forged_core`]), which is not in the key.
+        if key.dst_ip().is_multicast() && !self.own.may_lead_to_core(ingress) {
+            return;
+        }
         // Registration packets may have the port of RoCEv2.
         let registration = self.own.config.registration.as_ref();
         if registration.is_some_and(|config| config.covers(key.dst_ip())) {

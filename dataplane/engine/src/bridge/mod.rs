@@ -71,15 +71,19 @@ impl Bridge {
         ingress == upstream || self.core_ports().contains(ingress)
     }
 
+    /// Whether a port leads to a static core, or no port is known that does.
+    pub(crate) fn may_lead_to_core(&self, ingress: PortId) -> bool {
+        let ports = self.core_ports();
+        ports.is_empty() || ports.contains(ingress)
+    }
+
     /// The address of a static core in a packet that comes by a port which does not lead there: a host has sent it, because nothing but a core
     /// sends RC to a multicast address. A switch that knows no ports of a core has no part in one, and passes what it gets (contract S4).
     pub(crate) fn forged_core(&self, ingress: PortId, header: &RoceHeader) -> Option<Ipv4Addr> {
         let (_, dst) = header.ip.v4()?;
-        let ports = self.core_ports();
         let is_forged = dst.is_multicast()
             && header.bth.opcode.info().transport == Transport::Rc
-            && !ports.is_empty()
-            && !ports.contains(ingress);
+            && !self.may_lead_to_core(ingress);
         is_forged.then_some(dst)
     }
 

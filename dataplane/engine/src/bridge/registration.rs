@@ -85,6 +85,17 @@ impl Bridging<'_> {
         if Ethernet::parse(frame.head()).is_ok_and(|(ethernet, _)| ethernet.dst != own) {
             return self.bridge(cx, frame);
         }
+        // Before what costs more.
+        let (now, ingress) = (cx.now, cx.ingress);
+        let Registrations { queue, limits } = &mut self.own.registrations;
+        let limit = &mut limits[ingress.index()];
+        let waiting = || queue.iter().filter(|packet| packet.port == ingress).count();
+        if limit.next(now) > now || waiting() + queue.len() >= QUEUE {
+            return cx.drop(Stage::Classify, refused, || {
+                "too many registration packets".into()
+            });
+        }
+        limit.take(now);
         let mut bytes = [0; FRAME_MAX];
         let length = frame.copy_to(&mut bytes);
         if frame.length() > FRAME_MAX || bytes[12..14] != castnet_wire::ethernet::ETHERTYPE_IPV4.to_be_bytes()
@@ -96,17 +107,8 @@ impl Bridging<'_> {
         if let Err(error) = Datagram::parse(&bytes[..length]) {
             return cx.drop(Stage::Parse, DropReason::Malformed, || error.to_string());
         }
-        let Registrations { queue, limits } = &mut self.own.registrations;
-        let limit = &mut limits[cx.ingress.index()];
-        let waiting = queue.iter().filter(|packet| packet.port == cx.ingress).count();
-        if waiting + queue.len() >= QUEUE || limit.next(cx.now) > cx.now {
-            return cx.drop(Stage::Classify, refused, || {
-                "too many registration packets".into()
-            });
-        }
-        limit.take(cx.now);
         queue.push_back(RegistrationFrame {
-            port: cx.ingress,
+            port: ingress,
             frame: bytes.iter().take(length).copied().collect(),
         });
         cx.observer.step(|| {

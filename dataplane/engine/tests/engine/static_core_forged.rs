@@ -1,9 +1,10 @@
 //! Frames that only say that they come from a static core: from ports where hosts are.
 
 use super::collective::drops;
-use super::static_core::{ADDRESS, CORE, FIRST, OTHER, UP, group, lead_to_core, mcst};
+use super::static_core::{ADDRESS, CORE, FIRST, OTHER, UP, group, lead_to_core, mcst, route};
 use crate::common::*;
 use castnet_engine::{Engine, EngineConfig, FrameFilter, TapId};
+use castnet_rules::{Ipv4Net, Route};
 use castnet_wire::{Aeth, Deth, DropReason, MacAddr, Opcode, Syndrome};
 
 /// A frame is not believed for its addresses alone: it must come by a port that leads to the core.
@@ -100,6 +101,23 @@ fn a_host_sends_nothing_to_a_core_over_an_edge_without_its_group() {
             assert_eq!(drops(&engine, DropReason::NotMember), 3);
             assert_conserved(&engine);
         }
+    }
+    // A cached flow, of other transports, does not take RC along.
+    for ingress in [1, UP] {
+        let mut engine = engine(CORE);
+        lead_to_core(&mut engine, OTHER, [UP]);
+        let routed = Route {
+            prefix: Ipv4Net::new_assert([239, 0, 0, 0].into(), 8),
+            replicate: false,
+            ..route(ADDRESS, [UP])
+        };
+        engine.set_tables(T0, tables(2, [mcst(OTHER)], &[routed], (0..CORE).map(port)).into());
+        let to_switch = |opcode| frame(opcode, port_mac(ingress)).bytes();
+        for _ in 0..4 {
+            assert_eq!(feed(&mut engine, T0, ingress, &to_switch(Opcode::UdSendOnly)).len(), 1);
+        }
+        let rc = feed(&mut engine, T0, ingress, &to_switch(Opcode::SendOnly));
+        assert_eq!(rc.len(), usize::from(ingress == UP), "by port {ingress}");
     }
     // A switch that knows of no core is an Ethernet switch.
     let mut engine = engine(CORE);

@@ -143,6 +143,28 @@ fn a_second_storm_ends_after_a_quiet_time_of_its_own() {
     );
 }
 
+/// A peer that stops the class, then lets it go and takes nothing, in turn: neither lasts as long as the limit.
+#[test]
+fn pauses_between_which_nothing_leaves_are_a_storm() {
+    let mut switch = Switch::new(&config(), 1, 16);
+    switch.at(START);
+    switch.port.room = 0;
+    assert!(switch.holds_unsent(frame(3, 300, 1)));
+    let (pause, between) = (Nanos(WATCHDOG.0 / 4), Nanos(WATCHDOG.0 / 8));
+    let mut now = START;
+    while switch.port.storms.is_empty() {
+        assert!(now <= START + WATCHDOG + pause, "no storm");
+        switch.pause(now, u16::MAX);
+        assert!(switch.poll(now));
+        now = now + pause;
+        assert!(switch.poll(now));
+        switch.pause(now, 0);
+        assert!(switch.poll(now));
+        now = now + between;
+        assert!(switch.poll(now));
+    }
+}
+
 #[test]
 fn without_a_watchdog_there_is_no_storm() {
     let mut config = config();
@@ -167,17 +189,17 @@ fn a_port_that_accepts_nothing_for_longer_than_the_limit_has_a_storm() {
         assert!(switch.holds_unsent(frame(3, 300, number)));
     }
     assert!(switch.poll(START + WATCHDOG));
-    // Progress, and then a pause: the time starts anew after each.
+    // Progress: the time starts anew. A pause does not start it anew.
     switch.port.room = 1;
-    assert!(switch.poll(START + WATCHDOG));
-    let paused = START + WATCHDOG + WATCHDOG;
-    assert!(switch.poll(paused));
+    let progress = START + WATCHDOG;
+    assert!(switch.poll(progress));
+    let paused = progress + Nanos(WATCHDOG.0 / 2);
     switch.pause(paused, 1);
     assert!(switch.poll(paused));
     switch.pause(paused, 0);
-    assert!(switch.poll(paused + WATCHDOG));
+    assert!(switch.poll(progress + WATCHDOG));
     assert_eq!((switch.port.storms.len(), switch.port.numbers()), (0, vec![1]));
-    let begin = paused + WATCHDOG + Nanos(1);
+    let begin = progress + WATCHDOG + Nanos(1);
     assert!(switch.poll(begin));
     assert_eq!(switch.port.storms, [(begin, 3, true)]);
     assert_eq!(switch.port.drops, []);

@@ -40,6 +40,30 @@ fn addresses_are_learned_and_unicast_goes_one_way() {
     assert_conserved(&last);
 }
 
+/// Hosts remove any number of tags, and a buffer shows the begin of a frame alone: what cannot be seen must not pass.
+#[test]
+fn nobody_speaks_in_the_name_of_a_group_behind_so_many_tags_that_its_address_is_not_seen() {
+    let lab = Lab::new(4, 1);
+    let mut h = lab.hosts();
+    lab.install(&rule(1, &[0, 1, 2]));
+    let mut forged = ack(1, 3, 7);
+    // From the group's address to a member; no checksum is looked at.
+    forged[26..30].copy_from_slice(&mcst(1).0.octets());
+    forged[30..34].copy_from_slice(&host_ip(0).octets());
+    forged[..6].copy_from_slice(&host_mac(0).0);
+    for tags in 0..=40 {
+        let mut frame = forged.clone();
+        frame.splice(12..12, [0x81, 0, 0, 0].repeat(tags));
+        h[3].send_one(frame);
+    }
+    let marker = plain(host_mac(3), host_mac(0), 1, 64);
+    h[3].send_one(marker.clone());
+    for host in &mut h[..3] {
+        assert_eq!(host.receive(1), [marker.clone()]);
+    }
+    assert_conserved(&lab.dataplane.stop().unwrap());
+}
+
 #[test]
 fn a_group_replicates_and_aggregates_feedback() {
     let lab = Lab::new(4, 1);
