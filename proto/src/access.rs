@@ -387,7 +387,9 @@ impl Guard {
             None => None,
             Some(names) => Some(self.access.calls.take(names).ok_or_else(|| {
                 let most = CALLS_OF_CERTIFICATE_MAX;
-                Status::resource_exhausted(format!("{most} calls with this certificate have not ended: end some"))
+                Status::resource_exhausted(format!(
+                    "{most} calls with this certificate have not ended: end some"
+                ))
             })?),
         };
         let role = self.access.roles.borrow().of(&peer);
@@ -650,11 +652,15 @@ mod tests {
             request.extensions_mut().insert(peer(names));
             guarded.clone().call(request)
         };
-        let code = |answer: &http::Response<Body>| Status::from_header_map(answer.headers()).map(|s| s.code());
+        let code =
+            |answer: &http::Response<Body>| Status::from_header_map(answer.headers()).map(|s| s.code());
         let answer = call(Some(&["a"])).await.expect("infallible");
         let not_whole = call(Some(&["a"]));
         let refused = call(Some(&["a"])).await.expect("infallible");
-        assert_eq!((code(&answer), code(&refused)), (None, Some(Code::ResourceExhausted)));
+        assert_eq!(
+            (code(&answer), code(&refused)),
+            (None, Some(Code::ResourceExhausted))
+        );
         // Others, and those without a certificate, are not concerned.
         for names in [Some(&["b"][..]), None, None, None] {
             assert_eq!(code(&call(names).await.expect("infallible")), None);

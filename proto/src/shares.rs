@@ -58,7 +58,10 @@ mod tests {
         assert_eq!(of_a.iter().flatten().count(), 2);
         assert!(shares.take(&b).is_some());
         drop(of_a);
-        assert!(shares.taken.lock().is_empty(), "nothing is left of those who left");
+        assert!(
+            shares.taken.lock().is_empty(),
+            "nothing is left of those who left"
+        );
         let one = shares.take(&a);
         assert!(one.is_some() && shares.take(&a).is_some());
     }

@@ -51,7 +51,8 @@ pub fn parse<C: Parser>() -> Result<C, clap::Error> {
 fn without_empty_variables(command: Command) -> Command {
     let is_empty = |arg: &Arg| {
         let name = arg.get_env();
-        name.and_then(std::env::var_os).is_some_and(|value| value.is_empty())
+        name.and_then(std::env::var_os)
+            .is_some_and(|value| value.is_empty())
     };
     command
         .mut_args(|arg| if is_empty(&arg) { arg.env(None) } else { arg })

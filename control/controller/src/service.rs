@@ -428,7 +428,9 @@ impl Controller for Service {
             Some(Asked::Collective(group)) => Wanted::Collective(new_collective_from_proto(group)?),
             None => return Err(Invalid::missing("group", "a multicast or a collective group").into()),
         };
-        Ok(Response::new(self.shared.foresee(&wanted, caller.identity()).await?))
+        Ok(Response::new(
+            self.shared.foresee(&wanted, caller.identity()).await?,
+        ))
     }
 
     type InitGroupStream = Messages<v1::CollectiveState>;

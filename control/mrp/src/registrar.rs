@@ -204,14 +204,18 @@ impl Installs {
 #[derive(Debug)]
 pub struct Registrar {
     limits: Limits,
+    installs: Installs,
     groups: BTreeMap<McstId, Group>,
 }
 
 impl Registrar {
     /// Without registrations.
     pub fn new(limits: Limits) -> Self {
-        let groups = BTreeMap::new();
-        Self { limits, groups }
+        Self {
+            limits,
+            groups: BTreeMap::new(),
+            installs: Installs::default(),
+        }
     }
 
     /// Handles a packet.

@@ -271,7 +271,10 @@ fn a_created_group_names_the_hosts_that_no_switch_has_seen() {
     for seen in [[true; 2], [false; 2]] {
         let (multicast, collective) = group(&seen);
         for (json, text) in [both(&multicast), both(&collective)] {
-            assert!(json.get("not_seen").is_none() && !text.contains("no switch"), "{text}");
+            assert!(
+                json.get("not_seen").is_none() && !text.contains("no switch"),
+                "{text}"
+            );
         }
     }
 }

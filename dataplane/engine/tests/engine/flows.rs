@@ -202,7 +202,9 @@ fn a_flow_stays_cached_while_other_stations_come_until_its_own_moves() {
         feed_batch(&mut engine, T0, n, std::slice::from_ref(frame));
         engine.egress_of(T0, port(0), &bytes(0, &routed(64)))
     };
-    (0..2).for_each(|_| drop(from(0, &frame)));
+    for _ in 0..2 {
+        from(0, &frame);
+    }
     let new = |mac: u8| {
         let mut frame = bytes(1, &routed(64));
         frame[6..12].copy_from_slice(&[2, 9, 9, 9, 9, mac]);

@@ -111,10 +111,16 @@ fn a_host_sends_nothing_to_a_core_over_an_edge_without_its_group() {
             replicate: false,
             ..route(ADDRESS, [UP])
         };
-        engine.set_tables(T0, tables(2, [mcst(OTHER)], &[routed], (0..CORE).map(port)).into());
+        engine.set_tables(
+            T0,
+            tables(2, [mcst(OTHER)], &[routed], (0..CORE).map(port)).into(),
+        );
         let to_switch = |opcode| frame(opcode, port_mac(ingress)).bytes();
         for _ in 0..4 {
-            assert_eq!(feed(&mut engine, T0, ingress, &to_switch(Opcode::UdSendOnly)).len(), 1);
+            assert_eq!(
+                feed(&mut engine, T0, ingress, &to_switch(Opcode::UdSendOnly)).len(),
+                1
+            );
         }
         let rc = feed(&mut engine, T0, ingress, &to_switch(Opcode::SendOnly));
         assert_eq!(rc.len(), usize::from(ingress == UP), "by port {ingress}");

@@ -74,7 +74,10 @@ fn paused_with_breaks(switch: &mut Switch, pause: Nanos, between: Nanos) -> Nano
 #[test]
 fn a_pause_that_ends_in_between_is_not_a_storm() {
     // A thousandth of the time is break enough: a peer may be slow.
-    for (pause, between) in [(WATCHDOG, Nanos(WATCHDOG.0 / 1_000)), (Nanos(100_000), Nanos(100))] {
+    for (pause, between) in [
+        (WATCHDOG, Nanos(WATCHDOG.0 / 1_000)),
+        (Nanos(100_000), Nanos(100)),
+    ] {
         let mut switch = Switch::new(&config(), 1, 16);
         paused_with_breaks(&mut switch, pause, between);
         assert_eq!(switch.port.storms, []);
@@ -91,7 +94,10 @@ fn breaks_of_less_than_a_thousandth_do_not_hide_a_storm() {
     let mut switch = Switch::new(&config(), 1, 16);
     let passed = paused_with_breaks(&mut switch, Nanos(100_000), Nanos(50));
     assert_eq!(switch.port.storms.len(), 1);
-    assert!(passed > WATCHDOG + WATCHDOG && passed < WATCHDOG + WATCHDOG + Nanos(200_000), "{passed:?}");
+    assert!(
+        passed > WATCHDOG + WATCHDOG && passed < WATCHDOG + WATCHDOG + Nanos(200_000),
+        "{passed:?}"
+    );
 }
 
 #[test]

@@ -37,11 +37,19 @@ fn what_has_tests_has_a_test_program_and_nothing_else_has() {
             if !library && !target.kind.contains(&TargetKind::Bin) {
                 continue;
             }
-            let tests = has_line(target, |line| line.starts_with("#[test]") || line.starts_with("#[tokio::test"));
+            let tests = has_line(target, |line| {
+                line.starts_with("#[test]") || line.starts_with("#[tokio::test")
+            });
             let examples = library && has_line(target, |line| EXAMPLE.iter().any(|b| line.starts_with(b)));
-            for (key, has, built) in [("test", tests, target.test), ("doctest", examples, target.doctest)] {
+            for (key, has, built) in [
+                ("test", tests, target.test),
+                ("doctest", examples, target.doctest),
+            ] {
                 if has != built {
-                    faults.push(format!("{}: {}: {key} = {has}", package.manifest_path, target.name));
+                    faults.push(format!(
+                        "{}: {}: {key} = {has}",
+                        package.manifest_path, target.name
+                    ));
                 }
             }
         }
