@@ -9,10 +9,12 @@ use std::fmt;
 use std::future::ready;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use castnet_toml_reader::Value;
 use http_body::Frame;
 use tokio::sync::watch;
+use tokio::time::Sleep;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Bytes, Context, Poll, Service, http};
 use tonic::server::NamedService;
@@ -245,8 +247,13 @@ impl From<Denied> for Status {
     }
 }
 
-/// Running calls with one certificate, those included whose request has not come whole: what they hold must not fill the memory.
-const CALLS_OF_CERTIFICATE_MAX: usize = 16_384;
+/// Running calls with one certificate. A process has one for each of its ranks and groups; who only reads has a few.
+const CALLS_MAX: usize = 8192;
+const CALLS_OF_READER_MAX: usize = 64;
+/// Bytes of a request of those who may change nothing but what concerns themselves: a blob of an exchange, or the plan of a group.
+const REQUEST_MAX: usize = 128 << 10;
+/// How long such a request may take to come.
+const REQUEST_TIME: Duration = Duration::from_secs(10);
 
 /// Who may call a service.
 #[derive(Debug)]
@@ -268,7 +275,7 @@ impl Access {
         Self {
             roles: watch::Sender::new(roles),
             audit,
-            calls: Shares::new(CALLS_OF_CERTIFICATE_MAX),
+            calls: Shares::default(),
         }
     }
 
@@ -324,6 +331,59 @@ impl http_body::Body for Revocable {
 
     fn is_end_stream(&self) -> bool {
         self.revoked.is_none() || self.body.is_end_stream()
+    }
+}
+
+/// A request of a bounded size, which must come within a bounded time: what has come of it waits in the memory.
+struct Bounded {
+    body: Body,
+    left: usize,
+    too_late: Pin<Box<Sleep>>,
+}
+
+impl Bounded {
+    fn new(body: Body) -> Self {
+        Self {
+            body,
+            left: REQUEST_MAX,
+            too_late: Box::pin(tokio::time::sleep(REQUEST_TIME)),
+        }
+    }
+}
+
+impl http_body::Body for Bounded {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
+            return self.too_late.as_mut().poll(cx).map(|()| {
+                let seconds = REQUEST_TIME.as_secs();
+                Some(Err(Status::deadline_exceeded(format!(
+                    "the request has not come within {seconds} s"
+                ))))
+            });
+        };
+        let length = match &frame {
+            Some(Ok(frame)) => frame.data_ref().map_or(0, Bytes::len),
+            _ => 0,
+        };
+        match self.left.checked_sub(length) {
+            Some(left) => self.left = left,
+            None => {
+                let why =
+                    format!("the request is longer than {REQUEST_MAX} bytes, which only operators may send");
+                return Poll::Ready(Some(Err(Status::resource_exhausted(why))));
+            }
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
     }
 }
 
@@ -383,16 +443,19 @@ impl Guard {
         let right = (self.rights)(method).ok_or_else(|| Status::unimplemented(method.to_owned()))?;
         let peer = request.extensions().get::<Arc<Peer>>().cloned();
         let peer = peer.ok_or_else(|| Status::internal("the client of this request is unknown"))?;
+        let role = self.access.roles.borrow().of(&peer);
+        let most = match role {
+            Role::ReadOnly => CALLS_OF_READER_MAX,
+            _ => CALLS_MAX,
+        };
         let share = match &peer.names {
             None => None,
-            Some(names) => Some(self.access.calls.take(names).ok_or_else(|| {
-                let most = CALLS_OF_CERTIFICATE_MAX;
+            Some(names) => Some(self.access.calls.take(names, most).ok_or_else(|| {
                 Status::resource_exhausted(format!(
                     "{most} calls with this certificate have not ended: end some"
                 ))
             })?),
         };
-        let role = self.access.roles.borrow().of(&peer);
         let caller = Caller::new(peer, role);
         let denied = (!right.roles().contains(&role)).then(|| {
             let roles: Vec<String> = right.roles().iter().map(Role::to_string).collect();
@@ -460,6 +523,9 @@ where
             return Box::pin(ready(Ok(response)));
         }
         request.extensions_mut().insert(admission.caller.clone());
+        if matches!(admission.caller.role, Role::Host | Role::ReadOnly) {
+            request = request.map(|body| Body::new(Bounded::new(body)));
+        }
         let call = self.service.call(request);
         let access = self.guard.access.clone();
         Box::pin(async move {
@@ -641,11 +707,17 @@ mod tests {
 
     #[tokio::test]
     async fn calls_of_a_certificate_that_have_not_ended_are_limited() {
-        let access = Access {
-            calls: Shares::new(2),
-            ..Access::default()
+        let roles = Roles {
+            read_only: vec!["a".into()],
+            ..Roles::default()
         };
-        let guarded = guard(&Arc::new(access), |_| Some(Right::Reach), Answers);
+        let access = Arc::new(Access::new(roles, None));
+        let guarded = guard(&access, |_| Some(Right::Reach), Answers);
+        let names = vec!["a".to_owned()];
+        let others: Vec<_> = (2..CALLS_OF_READER_MAX)
+            .map(|_| access.calls.take(&names, CALLS_OF_READER_MAX))
+            .collect();
+        assert!(others.iter().all(Option::is_some));
         let call = |names: Option<&[&str]>| {
             let mut request = http::Request::new(Body::default());
             *request.uri_mut() = http::Uri::from_static("/castnet.v1.Service/Look");
@@ -671,6 +743,40 @@ mod tests {
         assert!(code(&call(Some(&["a"])).await.expect("infallible")).is_some());
         drop(answer);
         assert_eq!(code(&call(Some(&["a"])).await.expect("infallible")), None);
+        // A host has more.
+        let host = ["b".to_owned()];
+        let many: Vec<_> = (0..CALLS_MAX)
+            .map(|_| access.calls.take(&host, CALLS_MAX))
+            .collect();
+        assert!(many.iter().all(Option::is_some));
+        assert!(code(&call(Some(&["b"])).await.expect("infallible")).is_some());
+    }
+
+    /// What has come of a request waits in the memory.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_is_bounded_in_size_and_in_time() {
+        use http_body_util::{BodyExt, StreamBody};
+        let (send, frames) = tokio::sync::mpsc::unbounded_channel::<Result<Frame<Bytes>, Status>>();
+        let frames = tokio_stream::wrappers::UnboundedReceiverStream::new(frames);
+        let mut body = Bounded::new(Body::new(StreamBody::new(frames)));
+        let say = |length| send.send(Ok(Frame::data(vec![7; length].into()))).is_ok();
+        assert!(say(REQUEST_MAX - 1) && say(1) && say(1));
+        for length in [REQUEST_MAX - 1, 1] {
+            let frame = body.frame().await.expect("a frame").expect("no error");
+            assert_eq!(frame.into_data().expect("data").len(), length);
+        }
+        let too_long = body.frame().await.expect("a frame").expect_err("too long");
+        assert_eq!(too_long.code(), Code::ResourceExhausted);
+
+        let (_send, frames) = tokio::sync::mpsc::unbounded_channel::<Result<Frame<Bytes>, Status>>();
+        let frames = tokio_stream::wrappers::UnboundedReceiverStream::new(frames);
+        let mut body = Bounded::new(Body::new(StreamBody::new(frames)));
+        let begin = tokio::time::Instant::now();
+        let too_late = body.frame().await.expect("a frame").expect_err("too late");
+        assert_eq!(
+            (too_late.code(), begin.elapsed().as_secs()),
+            (Code::DeadlineExceeded, 10)
+        );
     }
 
     #[test]

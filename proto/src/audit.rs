@@ -5,6 +5,7 @@
 //! it `FILE.2`, up to `FILE.3`: it never takes more than 256 MiB, whoever calls.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -14,9 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use castnet_wire::{Limit, Nanos};
+use parking_lot::Mutex;
 use serde::Serialize;
 
-use crate::access::Caller;
+use crate::access::{Caller, Role};
 
 /// What each line begins with: its first field.
 const LINE_START: &[u8] = b"{\"at_unix_ns\":";
@@ -28,6 +31,8 @@ const SIZE_MAX: u64 = 64 << 20;
 const KEPT: u32 = 3;
 /// Most characters of a text that a caller gives.
 const TEXT_MAX: usize = 256;
+/// Lines of a host or a reader, of which strangers must not push out those of others.
+const OF_CALLER: Limit = Limit::new(8192, Nanos::from_millis(200));
 /// Lost lines are logged at most so often.
 const LOST_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -53,6 +58,9 @@ struct Line<'l> {
 pub struct AuditLog {
     lines: SyncSender<String>,
     lost: Arc<AtomicU64>,
+    /// By identity, of hosts and readers.
+    limits: Arc<Mutex<BTreeMap<String, Limit>>>,
+    start: Instant,
 }
 
 impl AuditLog {
@@ -68,11 +76,28 @@ impl AuditLog {
         };
         let thread = std::thread::Builder::new().name("castnet-audit".into());
         thread.spawn(move || log.write_all(&waiting))?;
-        Ok(Self { lines, lost })
+        let (limits, start) = (Arc::default(), Instant::now());
+        Ok(Self {
+            lines,
+            lost,
+            limits,
+            start,
+        })
+    }
+
+    fn allows(&self, caller: &Caller) -> bool {
+        let now = Nanos(self.start.elapsed().as_nanos() as u64);
+        let mut limits = self.limits.lock();
+        let of_caller = limits.entry(caller.identity().to_owned());
+        of_caller.or_insert(OF_CALLER).allows(now)
     }
 
     /// Adds a line; never waits.
     pub(crate) fn add(&self, caller: &Caller, method: &str, outcome: &str, reason: &str) {
+        if matches!(caller.role, Role::Host | Role::ReadOnly) && !self.allows(caller) {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let line = Line {
             at_unix_ns: now.map_or(0, |d| d.as_nanos() as u64),
@@ -268,6 +293,31 @@ mod tests {
         assert!(log.reopen().is_err());
         assert_eq!(std::fs::read_to_string(&other).expect("a file"), "precious");
         assert_eq!(std::fs::metadata(&path).expect("it").len(), SIZE_MAX);
+    }
+
+    /// It would push out all lines of others within a minute, in files and in the queue.
+    #[test]
+    fn a_host_adds_so_many_lines_and_others_go_on() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("audit.jsonl");
+        let log = AuditLog::open(&path).expect("a file");
+        let caller = |name: &str, role| {
+            let peer = crate::transport::Peer {
+                address: "192.0.2.1:7".into(),
+                names: Some(vec![name.into()]),
+            };
+            Caller::new(Arc::new(peer), role)
+        };
+        let (flood, other) = (caller("h9", Role::Host), caller("h1", Role::Host));
+        let allowed = (0..10_000).filter(|_| log.allows(&flood)).count();
+        assert!((8192..9000).contains(&allowed), "{allowed}");
+        assert!(!log.allows(&flood) && log.allows(&other));
+        log.add(&flood, "LeaveGroup", "ok", "");
+        assert_eq!(log.lost.load(Ordering::Relaxed), 1);
+        // Operators are not limited.
+        let operator = caller("h9", Role::Operator);
+        log.add(&operator, "DestroyGroup", "ok", "");
+        assert_eq!(log.lost.load(Ordering::Relaxed), 1);
     }
 
     #[test]

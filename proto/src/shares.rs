@@ -6,28 +6,19 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 /// What each certificate has, by its names.
-#[derive(Clone, Debug)]
-pub(crate) struct Shares {
-    most: usize,
-    taken: Arc<Mutex<BTreeMap<Vec<String>, usize>>>,
-}
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shares(Arc<Mutex<BTreeMap<Vec<String>, usize>>>);
 
 /// One of those of a certificate, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Share(Shares, Vec<String>);
 
 impl Shares {
-    /// Each certificate may have `most` at a time.
-    pub(crate) fn new(most: usize) -> Self {
-        let taken = Arc::default();
-        Self { most, taken }
-    }
-
-    /// `None` if the certificate has as many as it may.
-    pub(crate) fn take(&self, names: &[String]) -> Option<Share> {
-        let mut taken = self.taken.lock();
+    /// `None` if the certificate has `most`, the most that it may have at a time.
+    pub(crate) fn take(&self, names: &[String], most: usize) -> Option<Share> {
+        let mut taken = self.0.lock();
         match taken.get_mut(names) {
-            Some(count) if *count >= self.most => return None,
+            Some(count) if *count >= most => return None,
             Some(count) => *count += 1,
             None => drop(taken.insert(names.to_vec(), 1)),
         }
@@ -37,7 +28,7 @@ impl Shares {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let Self(Shares { taken, .. }, names) = self;
+        let Self(Shares(taken), names) = self;
         let mut taken = taken.lock();
         match taken.get_mut(names) {
             Some(count) if *count > 1 => *count -= 1,
@@ -52,17 +43,14 @@ mod tests {
 
     #[test]
     fn each_certificate_has_its_own_share_and_gives_it_back() {
-        let shares = Shares::new(2);
+        let shares = Shares::default();
         let [a, b] = ["a", "b"].map(|name| vec![name.to_owned()]);
-        let of_a: Vec<_> = (0..3).map(|_| shares.take(&a)).collect();
+        let of_a: Vec<_> = (0..3).map(|_| shares.take(&a, 2)).collect();
         assert_eq!(of_a.iter().flatten().count(), 2);
-        assert!(shares.take(&b).is_some());
+        assert!(shares.take(&b, 2).is_some());
         drop(of_a);
-        assert!(
-            shares.taken.lock().is_empty(),
-            "nothing is left of those who left"
-        );
-        let one = shares.take(&a);
-        assert!(one.is_some() && shares.take(&a).is_some());
+        assert!(shares.0.lock().is_empty(), "nothing is left of those who left");
+        let one = shares.take(&a, 2);
+        assert!(one.is_some() && shares.take(&a, 2).is_some());
     }
 }

@@ -82,12 +82,11 @@ pub(crate) enum Refusal {
         "{mcst_id} cannot be had: the group's tree passes routers, and each switch has a McstID of its own for it"
     )]
     McstIdNotOwn { mcst_id: McstId },
-    #[error("{ip} is the McstID of group {group:?}, and the address of a host")]
-    AddressIsMcstId {
-        field: String,
-        ip: Ipv4Addr,
-        group: String,
-    },
+    #[error("{most} plans of this caller are not made yet: wait for them")]
+    TooManyPlans { most: usize },
+    /// Not of which group: a host may not know it.
+    #[error("{ip} is the McstID of a group, so no host can have it")]
+    AddressIsMcstId { field: String, ip: Ipv4Addr },
     /// `quota`: with its unit.
     #[error("tenant {tenant:?} may have {quota}, has {used}, and this group needs {more}")]
     Quota {
@@ -212,6 +211,7 @@ impl Refusal {
             | Self::QueuePairTaken { field, .. } => (Code::AlreadyExists, field),
             Self::McstIdTaken { .. } | Self::McstIdWrittenOff { .. } => (Code::AlreadyExists, "mcst_id"),
             Self::McstIdNotOwn { .. } => (Code::InvalidArgument, "mcst_id"),
+            Self::TooManyPlans { .. } => (Code::ResourceExhausted, "group"),
             Self::PoolExhausted { .. } => (Code::ResourceExhausted, "mcst_id"),
             Self::Quota { .. } => (Code::ResourceExhausted, "tenant"),
             Self::HostQuota { .. } => (Code::ResourceExhausted, "host_groups"),

@@ -66,6 +66,9 @@ impl Wanted {
     }
 }
 
+/// Plans of a caller that are made or wait.
+const PLANS_OF_CALLER_MAX: usize = 8;
+
 /// Such plans cost what others cost, change nothing, and have no quota. One is made at a time, and a caller waits with one among the others,
 /// however many it wants.
 #[derive(Debug, Default)]
@@ -76,7 +79,7 @@ pub(crate) struct Turns {
 
 impl Turns {
     /// The turn of a caller, until it is dropped.
-    async fn take(&self, caller: &str) -> [OwnedMutexGuard<()>; 2] {
+    async fn take(&self, caller: &str) -> Result<[OwnedMutexGuard<()>; 2], Refusal> {
         let own = {
             let mut callers = self.callers.lock();
             callers.retain(|_, own| own.strong_count() > 0);
@@ -87,7 +90,11 @@ impl Turns {
                 own
             })
         };
-        [own.lock_owned().await, self.all.clone().lock_owned().await]
+        if Arc::strong_count(&own) > PLANS_OF_CALLER_MAX {
+            let most = PLANS_OF_CALLER_MAX;
+            return Err(Refusal::TooManyPlans { most });
+        }
+        Ok([own.lock_owned().await, self.all.clone().lock_owned().await])
     }
 }
 
@@ -97,7 +104,7 @@ impl Shared {
         wanted: &Wanted,
         caller: &str,
     ) -> Result<v1::PlanGroupResponse, Refusal> {
-        let _turn = self.turns.take(caller).await;
+        let _turn = self.turns.take(caller).await?;
         let record = |core: &mut Locked<'_>| wanted.record(core);
         let then = |core: &mut Locked<'_>, record, layout: Result<Layout, NoPlan>| {
             let has_own = |layout: &Layout| !layout.new_mcst_ids.is_empty();
@@ -248,12 +255,12 @@ mod tests {
     #[tokio::test]
     async fn a_caller_who_wants_many_plans_waits_with_one_among_the_others() {
         let (turns, order) = (Arc::new(Turns::default()), Arc::new(Mutex::new(Vec::new())));
-        let first = turns.take("many").await;
+        let first = turns.take("many").await.unwrap();
         let mut waiting = tokio::task::JoinSet::new();
         for caller in ["many", "many", "many", "one"] {
             let (turns, order) = (turns.clone(), order.clone());
             waiting.spawn(async move {
-                let _turn = turns.take(caller).await;
+                let _turn = turns.take(caller).await.unwrap();
                 order.lock().push(caller);
             });
             tokio::task::yield_now().await;
@@ -262,7 +269,24 @@ mod tests {
         drop(first);
         waiting.join_all().await;
         assert_eq!(*order.lock(), ["one", "many", "many", "many"]);
-        drop(turns.take("another").await);
+        drop(turns.take("another").await.unwrap());
         assert_eq!(turns.callers.lock().len(), 1, "those who have left are forgotten");
+    }
+
+    #[tokio::test]
+    async fn a_caller_waits_with_so_many_plans_and_no_more() {
+        let turns = Arc::new(Turns::default());
+        let first = turns.take("many").await.unwrap();
+        let mut waiting = tokio::task::JoinSet::new();
+        for _ in 1..PLANS_OF_CALLER_MAX {
+            let turns = turns.clone();
+            waiting.spawn(async move { turns.take("many").await.map(drop) });
+            tokio::task::yield_now().await;
+        }
+        let refused = turns.take("many").await.map(drop).unwrap_err().to_string();
+        assert!(refused.contains("8 plans"), "{refused}");
+        drop(first);
+        assert!(waiting.join_all().await.iter().all(Result::is_ok));
+        assert!(turns.take("many").await.is_ok());
     }
 }

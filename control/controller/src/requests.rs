@@ -186,13 +186,9 @@ impl Core {
         let HostEndpoint {
             name: host, ip, mac, ..
         } = endpoint;
-        if let Some(entry) = self.groups.by_mcst_id(McstId(*ip)) {
+        if self.groups.by_mcst_id(McstId(*ip)).is_some() {
             let field = format!("{prefix}ip");
-            return Err(Refusal::AddressIsMcstId {
-                field,
-                ip: *ip,
-                group: entry.record().name.clone(),
-            });
+            return Err(Refusal::AddressIsMcstId { field, ip: *ip });
         }
         if let Some(known) = self.facts.file.as_ref().and_then(|f| f.host(host)) {
             let other = |field, given: &dyn Display, known: &dyn Display| Refusal::OtherAddress {

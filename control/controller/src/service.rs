@@ -208,6 +208,10 @@ impl Controller for Service {
             diverts,
             received,
         } = request.into_inner();
+        let group = name_from_proto("group", &group)?;
+        if rank.is_none() {
+            name_from_proto("host", &host)?;
+        }
         let diverts = diverts.map(diversion_from_proto).transpose()?;
         received.as_ref().map(check_received).transpose()?;
         caller.concerns(match rank {
@@ -244,6 +248,9 @@ impl Controller for Service {
             number,
             reason,
         } = request.into_inner();
+        for (field, name) in [("group", &group), ("host", &host), ("receiver", &receiver)] {
+            name_from_proto(field, name)?;
+        }
         caller.concerns(format!("{group} host {host} receiver {receiver}"));
         let reason = unreached_from_proto(reason)?;
         caller.check_host(&host, "report")?;
@@ -428,9 +435,13 @@ impl Controller for Service {
             Some(Asked::Collective(group)) => Wanted::Collective(new_collective_from_proto(group)?),
             None => return Err(Invalid::missing("group", "a multicast or a collective group").into()),
         };
-        Ok(Response::new(
-            self.shared.foresee(&wanted, caller.identity()).await?,
-        ))
+        let shared = self.shared.clone();
+        // To its end, also if the client goes: its turn is over when its work is.
+        let planned = tokio::spawn(async move { shared.foresee(&wanted, caller.identity()).await });
+        let planned = planned
+            .await
+            .map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Response::new(planned?))
     }
 
     type InitGroupStream = Messages<v1::CollectiveState>;

@@ -4,7 +4,9 @@ use core::net::Ipv4Addr;
 use std::collections::BTreeMap;
 
 use castnet_rules::GroupRule;
-use castnet_wire::{MacAddr, McstId, MrpBody, MrpPacket, MrpPart, MrpReason, MrpRefusal, Nanos, PortId};
+use castnet_wire::{
+    Limit, MacAddr, McstId, MrpBody, MrpPacket, MrpPart, MrpReason, MrpRefusal, Nanos, PortId,
+};
 
 use crate::tree::{self, Plan, Records, Registration};
 
@@ -12,8 +14,8 @@ use crate::tree::{self, Plan, Records, Registration};
 const WITHDRAWN: Nanos = Nanos::from_secs(10);
 /// A repeated packet causes its own packets again after so long: one of a leader can cause hundreds. Leaders repeat more slowly.
 const REPEATED_AFTER: Nanos = Nanos::from_millis(50);
-/// A port's groups are installed or changed once in this time, once as many were as it may have.
-const INSTALLED_AFTER: Nanos = Nanos::from_millis(50);
+/// Groups of the leaders at a port that are installed or changed: so many at once, and then one every so often.
+const INSTALLS: Limit = Limit::new(256, Nanos::from_millis(50));
 
 /// Bounds of what leaders can make a switch keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,24 +181,6 @@ enum State {
     Withdrawn(Vec<Outgoing>),
 }
 
-/// When the leaders at each port may have had all their groups installed anew. An install costs all workers of a switch, and a packet of
-/// a leader causes one.
-#[derive(Debug, Default)]
-struct Installs(BTreeMap<PortId, Nanos>);
-
-impl Installs {
-    /// Counts an install of a port: `burst` at once, and then one in each [`INSTALLED_AFTER`].
-    fn take(&mut self, now: Nanos, port: PortId, burst: usize) -> bool {
-        let full_at = self.0.entry(port).or_default();
-        let after = now.max(*full_at) + INSTALLED_AFTER;
-        let is_allowed = after.since(now).0 <= burst as u64 * INSTALLED_AFTER.0;
-        if is_allowed {
-            *full_at = after;
-        }
-        is_allowed
-    }
-}
-
 /// The machine of a switch: builds rules from registrations and unicast routes, and packets for the next devices. Its memory is bounded
 /// by [`Limits`].
 ///
@@ -204,7 +188,8 @@ impl Installs {
 #[derive(Debug)]
 pub struct Registrar {
     limits: Limits,
-    installs: Installs,
+    /// Of the leaders at each port. An install costs all workers of a switch, and one packet of a leader causes it.
+    installs: BTreeMap<PortId, Limit>,
     groups: BTreeMap<McstId, Group>,
 }
 
@@ -214,7 +199,7 @@ impl Registrar {
         Self {
             limits,
             groups: BTreeMap::new(),
-            installs: Installs::default(),
+            installs: BTreeMap::new(),
         }
     }
 
@@ -366,7 +351,7 @@ impl Registrar {
                 Err(MrpRefusal::of(MrpReason::TooManyMembers))
             } else if parts.len() < usize::from(part.total) {
                 return Ok(());
-            } else if from_leader && !self.installs.take(now, port, self.limits.groups_per_port) {
+            } else if from_leader && !self.installs.entry(port).or_insert(INSTALLS).allows(now) {
                 return Err(Dropped::TooOften { port });
             } else {
                 let registration = Registration {

@@ -84,10 +84,11 @@ impl Target {
             }
         };
         let mut part = path.as_os_str().to_owned();
-        part.push(".part");
+        // Its own: another process may receive a file of this name.
+        part.push(format!(".{}.part", std::process::id()));
         let part = PathBuf::from(part);
         let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(true);
+        options.read(true).write(true).create_new(true);
         let opened = options.open(&part);
         let file = opened.map_err(|error| named(&part, error))?;
         let kept = file.try_clone()?;
@@ -185,6 +186,7 @@ mod tests {
         let target = Target(folder.path().join("out.bin"));
         let mut sink = target.open(&header("x")).expect("a place");
         sink.write_all(b"half").expect("written");
+        assert!(target.open(&header("x")).is_err(), "another one writes on");
         drop(sink);
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
         let mut sink = target.open(&header("x")).expect("a place");
@@ -242,7 +244,10 @@ mod tests {
     #[test]
     fn an_error_of_writing_names_the_file() {
         let sink = Sink {
-            part: Some((PathBuf::from("/nowhere/out.part"), PathBuf::from("/nowhere/out"))),
+            part: Some((
+                PathBuf::from("/nowhere/out.1.part"),
+                PathBuf::from("/nowhere/out"),
+            )),
             kept: None,
             out: Box::new(
                 File::options()

@@ -133,7 +133,7 @@ pub fn new_collective_from_proto(message: &v1::CreateCollectiveRequest) -> Resul
         r.fault("ranks", out_of_range(message.ranks.len(), why));
     }
     let mut first_of: BTreeMap<&str, usize> = BTreeMap::new();
-    for (i, host) in message.ranks.iter().enumerate() {
+    for (i, host) in message.ranks.iter().take(usize::from(RANKS_MAX)).enumerate() {
         let field = format!("ranks[{i}]");
         r.take(&field, name(host));
         if let Some(first) = first_of.insert(host, i) {
@@ -283,8 +283,16 @@ pub fn too_many_messages(window_packets: u32, message_packets: u32) -> bool {
     window_packets.div_ceil(message_packets.max(1)) > WINDOW_MESSAGES_MAX
 }
 
+/// Most switches of a group.
+const MODES_MAX: usize = 1024;
+
 fn modes(given: &[v1::SwitchMode], r: &mut Reader) -> BTreeMap<String, CollectiveMode> {
     let mut modes = BTreeMap::new();
+    if given.len() > MODES_MAX {
+        let why = "switches are too many: at most 1024";
+        r.fault("modes", out_of_range(given.len(), why));
+        return modes;
+    }
     for (i, v1::SwitchMode { switch, mode: given }) in given.iter().enumerate() {
         let field = format!("modes[{i}].mode");
         modes.extend(

@@ -289,7 +289,7 @@ fn handshakes(
 ) -> impl Stream<Item = io::Result<(Socket, Peer, Option<Share>)>> + Send {
     let (to, from) = mpsc::channel(HANDSHAKES_MAX);
     let (protection, handshakes) = (Arc::new(protection), Arc::new(Mutex::new(Handshakes::default())));
-    let connections = Shares::new(connections_max());
+    let (connections, most) = (Shares::default(), connections_max());
     tokio::spawn(async move {
         loop {
             let accepted = tokio::select! {
@@ -316,7 +316,7 @@ fn handshakes(
                     match shaken {
                         Ok(Ok(socket)) => {
                             let names = tls::names(&socket);
-                            let Some(share) = connections.take(&names) else {
+                            let Some(share) = connections.take(&names, most) else {
                                 return tracing::info!(%client, ?names, "no connection: there are too many with this certificate");
                             };
                             let peer = Peer::of_socket(socket.get_ref().0, Some(names));

@@ -141,6 +141,32 @@ fn a_port_has_a_limited_number_of_groups() {
     assert_eq!(handle(12, 0, 3, 1, false), Ok(()));
 }
 
+/// An install costs all workers of the switch, and each newer number of a registration is one.
+#[test]
+fn a_port_has_a_limited_number_of_installs_in_a_time() {
+    let (fabric, mut tables) = (fabric(), Tables::default());
+    let mut registrar = Registrar::new(Limits::default());
+    let hosts: Vec<String> = fabric.hosts().map(|h| h.name.clone()).collect();
+    let mut register = |now, host: usize, number| {
+        let (leader, body) = registration(&fabric, &hosts[host], &[&hosts[5]]);
+        let packet = received(host as u8, leader, mcst_id(host as u8), number, body);
+        registrar.handle(now, packet, &mut around(&fabric, &mut tables))
+    };
+    let too_often = Err(Dropped::TooOften { port: port(0) });
+    for number in 1..=256 {
+        assert_eq!(register(Nanos::ZERO, 0, number), Ok(()));
+    }
+    assert_eq!(
+        [register(Nanos::ZERO, 0, 257), register(Nanos::ZERO, 0, 257)],
+        [too_often; 2]
+    );
+    assert_eq!(register(Nanos::ZERO, 1, 1), Ok(()), "another port");
+    // Its repetition is taken when there is time for it, once.
+    let later = Nanos::from_millis(50);
+    assert_eq!([register(later, 0, 257), register(later, 0, 257)], [Ok(()); 2]);
+    assert_eq!(register(later, 0, 258), too_often);
+}
+
 /// Each member takes a next hop of the switch, which others need, too.
 #[test]
 fn a_port_has_a_limited_number_of_members() {

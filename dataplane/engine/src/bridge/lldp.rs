@@ -2,12 +2,11 @@
 
 use castnet_wire::build::emit_lldp;
 use castnet_wire::lldp::Printable;
-use castnet_wire::{DropReason, Ethernet, FrameBuf, Lldp, LldpId, Nanos};
+use castnet_wire::{DropReason, Ethernet, FrameBuf, Limit, Lldp, LldpId, Nanos};
 
 use crate::bridge::ethernet::is_reserved;
 use crate::bridge::{Bridge, Bridging};
 use crate::egress::Egress;
-use crate::observe::limit::Limit;
 use crate::observe::neighbour::{Neighbour, Said, name};
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::Output;

@@ -10,7 +10,7 @@ use core::net::Ipv4Addr;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use castnet_wire::{Nanos, PortId, RoceHeader, Transport};
+use castnet_wire::{Limit, Nanos, PortId, RoceHeader, Transport};
 
 use crate::bridge::lldp::ANSWERS;
 pub use crate::bridge::registration::RegistrationFrame;
@@ -20,7 +20,6 @@ use crate::egress::Egress;
 use crate::group::services::Services;
 use crate::group::table::Groups;
 use crate::observe::events::Events;
-use crate::observe::limit::Limit;
 use crate::observe::trace::Observer;
 use crate::output::cx::Cx;
 use crate::output::{Output, Ports};

@@ -6,12 +6,11 @@ use std::collections::VecDeque;
 use arrayvec::ArrayVec;
 use castnet_wire::datagram::PAYLOAD_MAX;
 use castnet_wire::ipv4::PROTOCOL_UDP;
-use castnet_wire::{Datagram, DropReason, Ethernet, FrameBuf, Ipv4, Nanos, PortId, Udp};
+use castnet_wire::{Datagram, DropReason, Ethernet, FrameBuf, Ipv4, Limit, Nanos, PortId, Udp};
 
 use crate::bridge::{Bridge, Bridging};
 use crate::config::RegistrationConfig;
 use crate::egress::Egress;
-use crate::observe::limit::Limit;
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::cx::Cx;
 

@@ -5,9 +5,8 @@ use std::collections::VecDeque;
 use castnet_collective::EndpointSet;
 use castnet_collective::path::WORDS_MAX;
 use castnet_collective::translated::Refusal;
-use castnet_wire::{Control, McstId, Nanos, PortId, Psn};
+use castnet_wire::{Control, Limit, McstId, Nanos, PortId, Psn};
 
-use crate::observe::limit::Limit;
 use crate::observe::neighbour::Neighbour;
 
 /// An event.

@@ -3,7 +3,6 @@
 mod addresses;
 pub(crate) mod counters;
 pub(crate) mod events;
-pub(crate) mod limit;
 pub(crate) mod neighbour;
 pub(crate) mod tap;
 pub(crate) mod trace;

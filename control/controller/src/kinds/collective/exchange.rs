@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
+use super::record::RankRecord;
 use super::secret::Secret;
 use crate::error::Refusal;
 
@@ -199,6 +200,30 @@ impl Exchanges {
         Ok((part, done))
     }
 
+    /// Takes back what hosts have given for ranks that are others' now. Before a job has a group, its ranks are those of whoever calls.
+    pub(crate) fn forget_strangers(&self, job: &str, ranks: &[Arc<RankRecord>]) {
+        let open = &mut *self.0.lock();
+        let key = |round| (job.to_owned(), ExchangeAmong::Unspecified, round);
+        let belongs = |rank: u16, blob: &Blob| {
+            ranks
+                .get(usize::from(rank))
+                .is_some_and(|place| place.host.is_empty() || blob.caller.may_be(&place.host))
+        };
+        let mut empty = Vec::new();
+        for (key, round) in open.rounds.range_mut(key(0)..=key(u64::MAX)) {
+            match usize::from(round.size) == ranks.len() {
+                true => round.blobs.retain(|rank, blob| belongs(*rank, blob)),
+                false => round.blobs.clear(),
+            }
+            if round.blobs.is_empty() {
+                empty.push(key.clone());
+            }
+        }
+        for key in empty {
+            open.rounds.remove(&key);
+        }
+    }
+
     fn missing(&self, key: &Key) -> Vec<u16> {
         let open = self.0.lock();
         let round = open.rounds.get(key);
@@ -230,6 +255,7 @@ mod tests {
 
     use castnet_proto::transport::Peer;
 
+    use super::super::record::{Collective, Settings};
     use super::*;
 
     fn caller(name: Option<&str>) -> Arc<Caller> {
@@ -324,6 +350,36 @@ mod tests {
         }
         let open = exchanges.0.lock();
         assert_eq!((open.rounds.len(), open.bytes), (0, 0));
+    }
+
+    /// Who was first, before the job had a group, does not stay in the place of another.
+    #[tokio::test]
+    async fn a_blob_for_a_rank_that_is_anothers_now_is_taken_back() {
+        let exchanges = Exchanges::default();
+        let put = |rank, size, round, host| {
+            exchanges
+                .put(call(rank, size, round, b"blob"), caller(host))
+                .unwrap()
+                .0
+        };
+        let parts = [
+            put(0, 3, 0, Some("h9")),
+            put(1, 3, 0, Some("h1")),
+            put(2, 3, 0, Some("h9")),
+            put(0, 3, 1, Some("h9")),
+            put(0, 2, 2, Some("h0")),
+        ];
+        let hosts = ["h0", "h1", ""].map(String::from).to_vec();
+        let group = Collective::new(hosts, Settings::new(&Default::default()), false);
+        exchanges.forget_strangers("job", &group.ranks);
+        let left = |round| exchanges.missing(&("job".into(), ExchangeAmong::Unspecified, round));
+        // A free rank may be h9's. Nothing is left of rounds of strangers and of another size.
+        assert_eq!((left(0), left(1), left(2)), (vec![0], vec![], vec![]));
+        assert_eq!(exchanges.0.lock().rounds.len(), 1);
+        drop(put(0, 3, 0, Some("h0")));
+        drop(parts);
+        let open = exchanges.0.lock();
+        assert_eq!((open.bytes, open.by_host.len(), open.rounds.len()), (0, 0, 0));
     }
 
     #[tokio::test]

@@ -33,7 +33,8 @@ impl Shared {
         let then = |core: &mut Locked<'_>, record, layout| {
             core.check_collective(&new)?;
             core.create(record, new.mcst_id, layout)?;
-            let (entry, _) = core.collective(&new.name)?;
+            let (entry, group) = core.collective(&new.name)?;
+            core.shared.exchanges.forget_strangers(&new.name, &group.ranks);
             Ok(view::state(core, entry))
         };
         self.create(record, then).await
@@ -51,6 +52,8 @@ pub(crate) struct Attendance {
     changes: Changes,
     /// Whether it gets differences.
     pub(crate) differences: bool,
+    /// Whether it may see the other ranks.
+    is_of_member: bool,
 }
 
 impl Locked<'_> {
@@ -88,11 +91,15 @@ impl Locked<'_> {
         match join.returns_to {
             // It has no part in other generations: its queue pair knows that one's PSNs.
             Some(generation) if seated != Some(generation) => {
-                let (entry, _) = self.collective(&join.job)?;
+                let (entry, group) = self.collective(&join.job)?;
+                check_size(&join, group)?;
                 let ended = entry.record().ended.as_ref();
                 if ended.is_some_and(|e| e.generation >= generation) {
                     // No rank that is in has call 0.
-                    return Ok(self.attendance(entry, (join.rank, 0), generation));
+                    let mut attendance = self.attendance(entry, (join.rank, 0), generation);
+                    // A rank that is free again is anybody's: it learns why the group has failed, and nothing of its ranks.
+                    attendance.is_of_member = group.ranks[usize::from(join.rank)].host == join.endpoint.name;
+                    return Ok(attendance);
                 }
                 return Err(Refusal::NotNow {
                     field: "returns_to",
@@ -129,13 +136,7 @@ impl Locked<'_> {
                 way_out: "try again soon",
             });
         }
-        if group.ranks.len() != usize::from(join.size) {
-            return Err(Refusal::OtherSize {
-                job: join.job.clone(),
-                size: group.ranks.len() as u16,
-                given: join.size,
-            });
-        }
+        check_size(join, group)?;
         let is = entry.record().rate_limit;
         if let Some((field, given, is)) = group.settings.differs(&join.settings, is) {
             return Err(Refusal::OtherSetting {
@@ -233,6 +234,9 @@ impl Locked<'_> {
             self.add(record)?;
         }
         tracing::info!(group = job, rank, generation, "rank joined");
+        if let Ok((_, group)) = self.collective(job) {
+            self.shared.exchanges.forget_strangers(job, &group.ranks);
+        }
         let attendance = self.attend(job, rank, generation)?;
         self.settle(job)?;
         Ok(attendance)
@@ -259,6 +263,7 @@ impl Locked<'_> {
             generation,
             changes: Changes::of(entry, !view::waits(entry)),
             differences: false,
+            is_of_member: true,
         }
     }
 
@@ -413,6 +418,17 @@ impl Locked<'_> {
     }
 }
 
+fn check_size(join: &RankJoin, group: &Collective) -> Result<(), Refusal> {
+    match group.ranks.len() == usize::from(join.size) {
+        true => Ok(()),
+        false => Err(Refusal::OtherSize {
+            job: join.job.clone(),
+            size: group.ranks.len() as u16,
+            given: join.size,
+        }),
+    }
+}
+
 /// The rank's seat, if it comes with the same connection.
 fn same_seat<'r>(group: &'r Collective, join: &RankJoin) -> Option<&'r Seat> {
     let same = |seat: &&Seat| {
@@ -440,7 +456,11 @@ impl StandingCall for Attendance {
     }
 
     fn message(&self, state: &RankState, sent: Option<&RankState>) -> v1::CollectiveState {
-        state.since(sent.filter(|_| self.differences))
+        let mut state = state.since(sent.filter(|_| self.differences));
+        if !self.is_of_member {
+            (state.members, state.difference) = Default::default();
+        }
+        state
     }
 
     async fn look(&mut self) -> Result<Seen<RankState>, Refusal> {

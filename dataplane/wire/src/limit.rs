@@ -1,10 +1,10 @@
 //! A rate limit for actions that other hosts can cause: a burst, then a constant rate.
 
-use castnet_wire::Nanos;
+use crate::Nanos;
 
 /// A budget that refills with time. Its state is one point in time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limit {
+pub struct Limit {
     burst: u64,
     every: Nanos,
     full_at: Nanos,
@@ -12,7 +12,7 @@ pub(crate) struct Limit {
 
 impl Limit {
     /// `burst` actions at once, and one more after each interval `every`.
-    pub(crate) const fn new(burst: u64, every: Nanos) -> Self {
+    pub const fn new(burst: u64, every: Nanos) -> Self {
         Self {
             burst,
             every,
@@ -21,13 +21,22 @@ impl Limit {
     }
 
     /// When the next action is allowed: `now` or later.
-    pub(crate) fn next(&self, now: Nanos) -> Nanos {
+    pub fn next(&self, now: Nanos) -> Nanos {
         let spent = self.full_at.max(now) + self.every;
         now.max(spent - Nanos(self.burst * self.every.0))
     }
 
-    /// `at` is the time that [`Limit::next`] has returned.
-    pub(crate) fn take(&mut self, now: Nanos) {
+    /// Whether an action is allowed now. It is counted, then.
+    pub fn allows(&mut self, now: Nanos) -> bool {
+        let is_allowed = self.next(now) <= now;
+        if is_allowed {
+            self.take(now);
+        }
+        is_allowed
+    }
+
+    /// Counts an action at the time that [`Limit::next`] has returned.
+    pub fn take(&mut self, now: Nanos) {
         self.full_at = self.full_at.max(now) + self.every;
     }
 }
@@ -45,6 +54,7 @@ mod tests {
             limit.take(Nanos(100));
         }
         assert_eq!(at, [100, 100, 100, 110, 120, 130]);
+        assert!(!limit.allows(Nanos(100)));
         // The budget is full again after enough time without actions.
         let later = Nanos(160);
         for _ in 0..3 {
