@@ -246,7 +246,7 @@ impl<B: FrameBuf> Pfc<B> {
             let since = now.since(watch.counted);
             if watch.is_paused {
                 add(&state.paused_ns, since.0);
-                watch.stuck = watch.stuck + since;
+                watch.stuck += since;
             } else {
                 watch.stuck = watch.stuck.since(Nanos(since.0.saturating_mul(BREAK)));
             }

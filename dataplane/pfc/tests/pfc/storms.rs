@@ -59,14 +59,14 @@ fn paused_with_breaks(switch: &mut Switch, pause: Nanos, between: Nanos) -> Nano
     for _ in 0..100 {
         switch.pause(now, u16::MAX);
         assert!(switch.poll(now));
-        now = now + pause;
+        now += pause;
         assert!(switch.poll(now));
         if !switch.port.storms.is_empty() {
             break;
         }
         switch.pause(now, 0);
         assert!(!switch.poll(now));
-        now = now + between;
+        now += between;
     }
     now.since(START)
 }
@@ -162,11 +162,11 @@ fn pauses_between_which_nothing_leaves_are_a_storm() {
         assert!(now <= START + WATCHDOG + pause, "no storm");
         switch.pause(now, u16::MAX);
         assert!(switch.poll(now));
-        now = now + pause;
+        now += pause;
         assert!(switch.poll(now));
         switch.pause(now, 0);
         assert!(switch.poll(now));
-        now = now + between;
+        now += between;
         assert!(switch.poll(now));
     }
 }

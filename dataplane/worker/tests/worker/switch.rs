@@ -59,7 +59,7 @@ fn nobody_speaks_in_the_name_of_a_group_behind_so_many_tags_that_its_address_is_
     let marker = plain(host_mac(3), host_mac(0), 1, 64);
     h[3].send_one(marker.clone());
     for host in &mut h[..3] {
-        assert_eq!(host.receive(1), [marker.clone()]);
+        assert_eq!(host.receive(1), std::slice::from_ref(&marker));
     }
     assert_conserved(&lab.dataplane.stop().unwrap());
 }
