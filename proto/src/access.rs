@@ -701,7 +701,9 @@ mod tests {
         }
 
         fn call(&mut self, _: http::Request<Body>) -> Self::Future {
-            ready(Ok(http::Response::new(Body::default())))
+            let body = tokio_stream::pending::<Result<Frame<Bytes>, Status>>();
+            let body = Body::new(http_body_util::StreamBody::new(body));
+            ready(Ok(http::Response::new(body)))
         }
     }
 

@@ -11,3 +11,4 @@ mod lives;
 mod operators;
 mod pki;
 mod purge;
+mod ranks;
