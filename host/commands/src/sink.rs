@@ -1,8 +1,9 @@
 //! The target of a received stream: stdout, a device or pipe, or a file that appears whole or not at all.
 
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use castnet_console::exit::{Failure, Outcome};
@@ -84,13 +85,9 @@ impl Target {
             }
         };
         let mut part = path.as_os_str().to_owned();
-        // Its own: another process may receive a file of this name.
-        part.push(format!(".{}.part", std::process::id()));
+        part.push(".part");
         let part = PathBuf::from(part);
-        let mut options = File::options();
-        options.read(true).write(true).create_new(true);
-        let opened = options.open(&part);
-        let file = opened.map_err(|error| named(&part, error))?;
+        let file = open_part(&part).map_err(|error| named(&part, error))?;
         let kept = file.try_clone()?;
         Ok(Sink {
             part: Some((part, path)),
@@ -98,6 +95,32 @@ impl Target {
             // Full messages are written without a copy.
             out: Box::new(BufWriter::with_capacity(1 << 16, file)),
         })
+    }
+}
+
+/// Opens the file that gets its final name when it is complete. What a process has left is used again, what one writes is not.
+fn open_part(part: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false);
+    loop {
+        let file = options.open(part)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(io::Error::other(
+                    "another process receives into it: wait for that, or give another name",
+                ));
+            }
+            // Some network file systems have no locks.
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        // The other process may have given it its final name meanwhile.
+        let (own, there) = (file.metadata()?, std::fs::metadata(part));
+        if there.is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino())) {
+            file.set_len(0)?;
+            return Ok(file);
+        }
     }
 }
 
@@ -189,6 +212,7 @@ mod tests {
         assert!(target.open(&header("x")).is_err(), "another one writes on");
         drop(sink);
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
+        std::fs::write(folder.path().join("out.bin.part"), "left by one that was killed").expect("written");
         let mut sink = target.open(&header("x")).expect("a place");
         sink.write_all(b"whole").expect("written");
         assert_eq!(sink.keep().expect("kept"), Some(folder.path().join("out.bin")));
@@ -244,10 +268,7 @@ mod tests {
     #[test]
     fn an_error_of_writing_names_the_file() {
         let sink = Sink {
-            part: Some((
-                PathBuf::from("/nowhere/out.1.part"),
-                PathBuf::from("/nowhere/out"),
-            )),
+            part: Some((PathBuf::from("/nowhere/out.part"), PathBuf::from("/nowhere/out"))),
             kept: None,
             out: Box::new(
                 File::options()

@@ -113,6 +113,17 @@ pub fn write_random(path: &Path, size: usize, seed: u64) -> Result<String> {
     Ok(hex(&Sha256::digest(&bytes)))
 }
 
+/// What there is of a file that a receiver has not whole yet.
+pub fn part(out: &Path) -> Option<PathBuf> {
+    let begin = format!("{}.", out.file_name()?.to_str()?);
+    let files = std::fs::read_dir(out.parent()?).ok()?.flatten();
+    let is_part = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.starts_with(&begin) && name.ends_with(".part"))
+    };
+    files.map(|file| file.path()).find(is_part)
+}
+
 /// The SHA-256 of a file in hexadecimal.
 pub fn digest(path: &Path) -> Result<String> {
     let mut file = File::open(path).with_context(|| format!("opening {}", path.display()))?;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
-pub use crate::content::{Content, Sent, digest, write_random};
+pub use crate::content::{Content, Sent, digest, part, write_random};
 use crate::net::{self, Namespace};
 use crate::process::{Process, castnet, castnet_lab};
 

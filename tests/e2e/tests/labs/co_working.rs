@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use castnet_e2e::Lab;
-use castnet_e2e::lab::{self, Content, TWO_TIERS, digest};
+use castnet_e2e::lab::{self, Content, TWO_TIERS, digest, part};
 use castnet_e2e::process::Process;
 use serde_json::Value;
 
@@ -65,9 +65,10 @@ impl Sent {
             .iter_mut()
             .find(|(h, ..)| *h == host)
             .context("a receiver")?;
-        let part = out.with_extension(format!("{host}.part"));
+        let out = out.clone();
         process.wait_until("it had a part", |_| {
-            std::fs::metadata(&part).is_ok_and(|part| part.len() >= bytes)
+            let part = part(&out).and_then(|part| part.metadata().ok());
+            part.is_some_and(|part| part.len() >= bytes)
         })
     }
 

@@ -1,7 +1,7 @@
 //! Members that go: a receiver or a source that is killed, one that hangs, a group that is destroyed under way.
 
 use anyhow::{Result, ensure};
-use castnet_e2e::lab::{self, RunningTransfer, STAR, digest, write_random};
+use castnet_e2e::lab::{self, RunningTransfer, STAR, digest, part, write_random};
 use castnet_e2e::process::Process;
 use castnet_e2e::{Lab, Transfer};
 
@@ -184,7 +184,7 @@ fn source_goes(lab: &Lab, group: &str, goes: Goes) -> Result<()> {
     for host in transfer.receivers {
         let out = lab.folder().join(format!("{group}.{host}.out"));
         ensure!(digest(&out)? == second, "{host} has another file");
-        ensure!(!out.with_extension("out.part").exists(), "{host} has left a part");
+        ensure!(part(&out).is_none(), "{host} has left a part");
     }
     Ok(())
 }
