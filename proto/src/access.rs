@@ -687,23 +687,28 @@ mod tests {
         assert!(!say("nobody listens"));
     }
 
-    /// Answers at once, with a body that has not ended.
+    /// Answers once the request is there, with a body that has not ended.
     #[derive(Clone)]
     struct Answers;
 
     impl Service<http::Request<Body>> for Answers {
         type Response = http::Response<Body>;
         type Error = Infallible;
-        type Future = std::future::Ready<Result<Self::Response, Infallible>>;
+        type Future = BoxFuture<Self::Response, Infallible>;
 
         fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
             Poll::Ready(Ok(()))
         }
 
-        fn call(&mut self, _: http::Request<Body>) -> Self::Future {
-            let body = tokio_stream::pending::<Result<Frame<Bytes>, Status>>();
-            let body = Body::new(http_body_util::StreamBody::new(body));
-            ready(Ok(http::Response::new(body)))
+        fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+            Box::pin(async {
+                if let Err(status) = http_body_util::BodyExt::collect(request.into_body()).await {
+                    return Ok(status.into_http());
+                }
+                let body = tokio_stream::pending::<Result<Frame<Bytes>, Status>>();
+                let body = Body::new(http_body_util::StreamBody::new(body));
+                Ok(http::Response::new(body))
+            })
         }
     }
 
@@ -769,6 +774,29 @@ mod tests {
         }
         let too_long = body.frame().await.expect("a frame").expect_err("too long");
         assert_eq!(too_long.code(), Code::ResourceExhausted);
+
+        // It is that of hosts and readers, not of operators.
+        let roles = Roles {
+            operators: vec!["ops".into()],
+            ..Roles::default()
+        };
+        let mut guarded = guard(
+            &Arc::new(Access::new(roles, None)),
+            |_| Some(Right::Reach),
+            Answers,
+        );
+        for (name, code) in [("h1", Some(Code::ResourceExhausted)), ("ops", None)] {
+            let body = http_body_util::Full::new(Bytes::from(vec![7; REQUEST_MAX + 1]));
+            let mut request = http::Request::new(Body::new(body));
+            *request.uri_mut() = http::Uri::from_static("/castnet.v1.Service/Look");
+            request.extensions_mut().insert(peer(Some(&[name])));
+            let answer = guarded.call(request).await.expect("infallible");
+            assert_eq!(
+                Status::from_header_map(answer.headers()).map(|s| s.code()),
+                code,
+                "{name}"
+            );
+        }
 
         let (_send, frames) = tokio::sync::mpsc::unbounded_channel::<Result<Frame<Bytes>, Status>>();
         let frames = tokio_stream::wrappers::UnboundedReceiverStream::new(frames);

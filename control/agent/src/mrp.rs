@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use castnet_mrp::{Dropped, Hop, Limits, Outgoing, Received, Registrar, Switch, Upstream};
 use castnet_rules::{Endpoint, GroupRule, RouteHop};
-use castnet_wire::{Datagram, DropReason, MacAddr, McstId, MrpPacket, MrpReason, MrpRefusal, Nanos, PortId};
+use castnet_wire::{
+    Datagram, DropReason, Limit, MacAddr, McstId, MrpPacket, MrpReason, MrpRefusal, Nanos, PortId,
+};
 use castnet_worker::engine::{PortSet, RegistrationFrame, Said};
 use crossbeam::channel::RecvTimeoutError;
 use tonic::Code;
@@ -17,8 +19,8 @@ use crate::Shared;
 
 /// How often the thread checks whether agent and dataplane still exist.
 const LOOK: Duration = Duration::from_millis(100);
-/// A port's refusals are in the log once in this time. The counters of drops have them all.
-const QUIET: Nanos = Nanos::from_millis(1_000);
+/// A port's refusals in the log. The counters of drops have them all.
+const LOGGED: Limit = Limit::new(1, Nanos::from_millis(1_000));
 /// How long tables are used before they are read again.
 const FRESH: Duration = Duration::from_millis(20);
 
@@ -39,7 +41,7 @@ pub(crate) fn start(shared: &Arc<Shared>, limits: Limits, fabric: Vec<FabricPort
     let work = move || {
         let mut registrar = Registrar::new(limits);
         let mut tables = Tables::default();
-        let mut said = BTreeMap::new();
+        let mut logged = BTreeMap::new();
         loop {
             let packet = packets.recv_timeout(LOOK);
             let Some(shared) = weak.upgrade() else { return };
@@ -49,7 +51,7 @@ pub(crate) fn start(shared: &Arc<Shared>, limits: Limits, fabric: Vec<FabricPort
                 registrar.handle_timeout(now, &mut around);
             }
             match packet {
-                Ok(packet) => handle(&mut registrar, now, &packet, &mut around, &mut said),
+                Ok(packet) => handle(&mut registrar, now, &packet, &mut around, &mut logged),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -59,13 +61,13 @@ pub(crate) fn start(shared: &Arc<Shared>, limits: Limits, fabric: Vec<FabricPort
     thread.spawn(work).map(drop)
 }
 
-/// `said`: when the log last named a refusal at a port.
+/// `logged`: by port.
 fn handle(
     registrar: &mut Registrar,
     now: Nanos,
     received: &RegistrationFrame,
     around: &mut Around<'_>,
-    said: &mut BTreeMap<PortId, Nanos>,
+    logged: &mut BTreeMap<PortId, Limit>,
 ) {
     let port = received.port;
     let parsed = Datagram::parse(&received.frame).and_then(|datagram| {
@@ -86,10 +88,10 @@ fn handle(
             match registrar.handle(now, received, around) {
                 Ok(()) => return,
                 Err(dropped) => {
-                    let is_quiet = said.get(&port).is_none_or(|at| now.since(*at) >= QUIET);
-                    if let (Dropped::Refused(_), true) = (&dropped, is_quiet) {
+                    if matches!(dropped, Dropped::Refused(_) | Dropped::TooOften { .. })
+                        && logged.entry(port).or_insert(LOGGED).allows(now)
+                    {
                         tracing::info!(%mcst_id, %leader, %port, %dropped, "registration");
-                        said.insert(port, now);
                     }
                     DropReason::RegistrationRefused
                 }

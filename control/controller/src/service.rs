@@ -467,8 +467,13 @@ impl Controller for Service {
         let caller = Caller::of(&request)?;
         let call = exchange_from_proto(request.into_inner())?;
         caller.concerns(format!("{} rank {}", call.job, call.rank));
-        self.shared.lock().check_exchange(&caller, &call)?;
-        let (answer, part) = self.shared.exchanges.exchange(call, caller).await?;
+        let answer = {
+            // Nobody takes the place between the check and the blob.
+            let core = self.shared.lock();
+            core.check_exchange(&caller, &call)?;
+            self.shared.exchanges.exchange(call, caller)?
+        };
+        let (answer, part) = answer.await?;
         Ok(held(answer, part))
     }
 

@@ -29,7 +29,7 @@ struct Queue {
     head: u32,
     tail: u32,
     charged: Box<[u64; SLOTS]>,
-    /// Since when no frame has left. Pauses do not count.
+    /// Since when no frame has left, whether the class is paused or not.
     stuck_since: Nanos,
 }
 
@@ -233,7 +233,7 @@ impl<B: FrameBuf> Queues<B> {
         (queue.head != NONE).then_some(queue.stuck_since)
     }
 
-    /// A frame has left, or the class is paused.
+    /// A frame has left.
     pub(crate) fn not_stuck(&mut self, slot: usize, class: TrafficClass, now: Nanos) {
         if let Some(Some(queue)) = self.queues.get_mut(index(slot, class)) {
             queue.stuck_since = now;

@@ -10,6 +10,7 @@ use castnet_console::exit::{Failure, Outcome};
 use castnet_console::files::{self, Place, place};
 use castnet_console::output::{Output, Page, Report, remark};
 use castnet_member::StreamHeader;
+use nix::errno::Errno;
 
 /// A file, a folder, a device, a pipe, or `-` for stdout.
 #[derive(Clone, Debug)]
@@ -112,7 +113,9 @@ fn open_part(part: &Path) -> io::Result<File> {
                 ));
             }
             // Some network file systems have no locks.
-            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
+            Err(TryLockError::Error(error))
+                if error.kind() == io::ErrorKind::Unsupported
+                    || error.raw_os_error() == Some(Errno::ENOLCK as i32) => {}
             Err(TryLockError::Error(error)) => return Err(error),
         }
         // The other process may have given it its final name meanwhile.

@@ -73,6 +73,27 @@ async fn a_rank_that_comes_back_too_late_is_told_and_joins_nothing() {
         "{group:?}"
     );
 
+    // Who has no part in it sees nobody's, and no rank that there is not.
+    let stranger = v1::InitGroupRequest {
+        host: "h3".into(),
+        connection: Some(lab.connection("h3", 0x99)),
+        returns_to: Some(1),
+        ..lab.rank("job", 1, 4, 0x99)
+    };
+    let mut seen = Rank::join(&client, stranger).await;
+    let state = seen.until(Failed).await;
+    assert_eq!(
+        (state.reason.as_str(), state.members.len()),
+        ("it has failed, and this rank is free: join again", 0)
+    );
+    seen.ends().await;
+    let beyond = v1::InitGroupRequest {
+        returns_to: Some(1),
+        ..lab.rank("job", 3, 1024, 0x99)
+    };
+    let refused = client.clone().init_group(beyond).await.unwrap_err();
+    assert!(refused.message().contains("1024"), "{}", refused.message());
+
     // Of a group that nobody knows, or of a generation that is not over and that it is not in, it hears so.
     let nowhere = v1::InitGroupRequest {
         job: "other".into(),

@@ -210,7 +210,31 @@ async fn a_job_is_made_of_the_ranks_of_its_hosts() {
         tls.client(&["h1"]).await,
         tls.client(&["h2"]).await,
     );
+    let exchange = |rank| v1::ExchangeRequest {
+        job: "job".into(),
+        rank,
+        size: 2,
+        blob: vec![rank as u8],
+        ..Default::default()
+    };
+    // Who calls for a rank before there is a group has its place until then.
+    let of_three = |rank, timeout_ms| v1::ExchangeRequest {
+        size: 3,
+        timeout_ms,
+        ..exchange(rank)
+    };
+    let mut early = h2.clone();
+    let early = tokio::spawn(async move { early.exchange(of_three(0, 60_000)).await });
+    let mut asks = h1.clone();
+    while asks
+        .exchange(of_three(1, 1))
+        .await
+        .unwrap_err()
+        .message()
+        .contains("rank 0")
+    {}
     let mut first = Rank::join(&h0, lab.rank("job", 0, 2, 0x10)).await;
+    assert_eq!(early.await.unwrap().unwrap_err().code(), Code::Unavailable);
 
     // Who could still join sees what it needs for that alone.
     let get = v1::GetGroupRequest { group: "job".into() };
@@ -237,13 +261,14 @@ async fn a_job_is_made_of_the_ranks_of_its_hosts() {
         ..Default::default()
     };
     denied(h2.leave_group(leave(0)).await, &["leave as rank 0"]);
-    let exchange = |rank| v1::ExchangeRequest {
-        job: "job".into(),
-        rank,
-        size: 2,
-        blob: vec![rank as u8],
-        ..Default::default()
+    let nameless = v1::LeaveGroupRequest {
+        group: "job\0".into(),
+        ..leave(0)
     };
+    assert_eq!(
+        h2.leave_group(nameless).await.unwrap_err().code(),
+        Code::InvalidArgument
+    );
     denied(h2.exchange(exchange(0)).await, &["exchange as rank 0"]);
 
     let mut second = Rank::join(&h1, lab.rank("job", 1, 2, 0x11)).await;

@@ -87,14 +87,12 @@ impl Bridging<'_> {
         // Before what costs more.
         let (now, ingress) = (cx.now, cx.ingress);
         let Registrations { queue, limits } = &mut self.own.registrations;
-        let limit = &mut limits[ingress.index()];
         let waiting = || queue.iter().filter(|packet| packet.port == ingress).count();
-        if limit.next(now) > now || waiting() + queue.len() >= QUEUE {
+        if !limits[ingress.index()].allows(now) || waiting() + queue.len() >= QUEUE {
             return cx.drop(Stage::Classify, refused, || {
                 "too many registration packets".into()
             });
         }
-        limit.take(now);
         let mut bytes = [0; FRAME_MAX];
         let length = frame.copy_to(&mut bytes);
         if frame.length() > FRAME_MAX || bytes[12..14] != castnet_wire::ethernet::ETHERTYPE_IPV4.to_be_bytes()

@@ -110,31 +110,36 @@ pub(crate) struct Part {
 }
 
 impl Exchanges {
-    pub(crate) async fn exchange(
+    /// Takes the blob of a rank. The answer is there when all ranks have given theirs.
+    pub(crate) fn exchange(
         &self,
         call: ExchangeCall,
         caller: Arc<Caller>,
-    ) -> Result<(v1::ExchangeResponse, Part), Refusal> {
+    ) -> Result<impl Future<Output = Result<(v1::ExchangeResponse, Part), Refusal>> + Send + use<>, Refusal>
+    {
         let deadline = Instant::now() + call.timeout;
         let (waited, key) = (call.timeout, (call.job.clone(), call.among, call.round));
         let (part, mut done) = self.put(call, caller)?;
-        let blobs = match timeout_at(deadline, done.wait_for(Option::is_some)).await {
-            Ok(Ok(blobs)) => blobs.clone(),
-            // The sender is dropped with the complete round, or with its last part, which is this one.
-            Ok(Err(_)) => None,
-            Err(_) => {
-                let missing = self.missing(&key);
-                drop(part);
-                return Err(Refusal::ExchangeTimeout {
-                    job: key.0,
-                    round: key.2,
-                    waited,
-                    missing,
-                });
-            }
-        };
-        let blobs = blobs.ok_or(Refusal::Stopping)?.as_ref().clone();
-        Ok((v1::ExchangeResponse { blobs }, part))
+        let exchanges = self.clone();
+        Ok(async move {
+            let blobs = match timeout_at(deadline, done.wait_for(Option::is_some)).await {
+                Ok(Ok(blobs)) => blobs.clone(),
+                // The sender is dropped with the complete round, with its last part, which is this one, or with a stranger's part.
+                Ok(Err(_)) => None,
+                Err(_) => {
+                    let missing = exchanges.missing(&key);
+                    drop(part);
+                    return Err(Refusal::ExchangeTimeout {
+                        job: key.0,
+                        round: key.2,
+                        waited,
+                        missing,
+                    });
+                }
+            };
+            let blobs = blobs.ok_or(Refusal::Stopping)?.as_ref().clone();
+            Ok((v1::ExchangeResponse { blobs }, part))
+        })
     }
 
     fn put(&self, call: ExchangeCall, caller: Arc<Caller>) -> Result<(Part, Done), Refusal> {
@@ -200,26 +205,20 @@ impl Exchanges {
         Ok((part, done))
     }
 
-    /// Takes back what hosts have given for ranks that are others' now. Before a job has a group, its ranks are those of whoever calls.
+    /// Ends the rounds in which a host has given a blob for a rank that is another's now: before a job has a group, its ranks are those of
+    /// whoever calls. The others give theirs again.
     pub(crate) fn forget_strangers(&self, job: &str, ranks: &[Arc<RankRecord>]) {
         let open = &mut *self.0.lock();
         let key = |round| (job.to_owned(), ExchangeAmong::Unspecified, round);
-        let belongs = |rank: u16, blob: &Blob| {
-            ranks
-                .get(usize::from(rank))
-                .is_some_and(|place| place.host.is_empty() || blob.caller.may_be(&place.host))
+        let belongs = |(rank, blob): (&u16, &Blob)| {
+            let place = ranks.get(usize::from(*rank));
+            place.is_some_and(|place| place.host.is_empty() || blob.caller.may_be(&place.host))
         };
-        let mut empty = Vec::new();
-        for (key, round) in open.rounds.range_mut(key(0)..=key(u64::MAX)) {
-            match usize::from(round.size) == ranks.len() {
-                true => round.blobs.retain(|rank, blob| belongs(*rank, blob)),
-                false => round.blobs.clear(),
-            }
-            if round.blobs.is_empty() {
-                empty.push(key.clone());
-            }
-        }
-        for key in empty {
+        let all = open.rounds.range(key(0)..=key(u64::MAX));
+        let wrong = all
+            .filter(|(_, round)| usize::from(round.size) != ranks.len() || !round.blobs.iter().all(belongs));
+        let wrong: Vec<Key> = wrong.map(|(key, _)| key.clone()).collect();
+        for key in wrong {
             open.rounds.remove(&key);
         }
     }
@@ -325,6 +324,7 @@ mod tests {
         drop(second);
         let (_, part) = exchanges
             .exchange(call(0, 1, 1, b"xyz"), caller(Some("h9")))
+            .unwrap()
             .await
             .unwrap();
         assert_eq!(of_host(), Some(3 + CALL_BYTES));
@@ -340,7 +340,7 @@ mod tests {
             let exchanges = exchanges.clone();
             tokio::spawn(async move {
                 exchanges
-                    .exchange(call(rank, 4, 7, &[rank as u8; 3]), caller(None))
+                    .exchange(call(rank, 4, 7, &[rank as u8; 3]), caller(None))?
                     .await
             })
         });
@@ -368,14 +368,14 @@ mod tests {
             put(0, 3, 1, Some("h9")),
             put(0, 2, 2, Some("h0")),
             put(1, 3, 3, Some("h1")),
+            put(2, 3, 3, Some("h9")),
         ];
         let hosts = ["h0", "h1", ""].map(String::from).to_vec();
         let group = Collective::new(hosts, Settings::new(&Default::default()), false);
         exchanges.forget_strangers("job", &group.ranks);
-        let left = |round| exchanges.missing(&("job".into(), ExchangeAmong::Unspecified, round));
-        // A free rank may be h9's. Nothing is left of rounds of strangers and of another size.
-        assert_eq!((left(0), left(3)), (vec![0, 1], vec![0, 2]));
-        assert_eq!(exchanges.0.lock().rounds.len(), 2);
+        // A free rank may be h9's. Nothing is left of rounds with strangers and of another size.
+        let left: Vec<u64> = exchanges.0.lock().rounds.keys().map(|key| key.2).collect();
+        assert_eq!(left, [3]);
         drop(put(0, 3, 0, Some("h0")));
         drop(parts);
         let open = exchanges.0.lock();
@@ -389,7 +389,11 @@ mod tests {
             timeout: Duration::ZERO,
             ..call(1, 4, 0, b"x")
         };
-        let error = exchanges.exchange(hurried, caller(None)).await.unwrap_err();
+        let error = exchanges
+            .exchange(hurried, caller(None))
+            .unwrap()
+            .await
+            .unwrap_err();
         assert!(error.to_string().contains("rank 0, 2, 3"), "{error}");
         assert_eq!(exchanges.0.lock().bytes, 0);
         assert!(exchanges.0.lock().rounds.is_empty());
@@ -422,6 +426,7 @@ mod tests {
         ));
         let blobs = exchanges
             .exchange(call(1, 2, 0, b"y"), caller(None))
+            .unwrap()
             .await
             .unwrap()
             .0

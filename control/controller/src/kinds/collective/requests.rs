@@ -97,7 +97,7 @@ impl Locked<'_> {
                 if ended.is_some_and(|e| e.generation >= generation) {
                     // No rank that is in has call 0.
                     let mut attendance = self.attendance(entry, (join.rank, 0), generation);
-                    // A rank that is free again is anybody's: it learns why the group has failed, and nothing of its ranks.
+                    // A rank that is free again is anybody's: it learns that the group has failed, and nothing of its ranks.
                     attendance.is_of_member = group.ranks[usize::from(join.rank)].host == join.endpoint.name;
                     return Ok(attendance);
                 }
@@ -456,11 +456,19 @@ impl StandingCall for Attendance {
     }
 
     fn message(&self, state: &RankState, sent: Option<&RankState>) -> v1::CollectiveState {
-        let mut state = state.since(sent.filter(|_| self.differences));
-        if !self.is_of_member {
-            (state.members, state.difference) = Default::default();
+        let state = state.since(sent.filter(|_| self.differences));
+        match self.is_of_member {
+            true => state,
+            false => v1::CollectiveState {
+                name: state.name,
+                phase: state.phase,
+                generation: state.generation,
+                rank: state.rank,
+                failed_rank: state.failed_rank,
+                reason: "it has failed, and this rank is free: join again".into(),
+                ..Default::default()
+            },
         }
-        state
     }
 
     async fn look(&mut self) -> Result<Seen<RankState>, Refusal> {
