@@ -19,6 +19,7 @@
 
 pub mod access;
 pub mod audit;
+mod bounded;
 pub mod convert;
 mod parts;
 pub mod process;

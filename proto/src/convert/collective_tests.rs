@@ -207,3 +207,28 @@ fn a_rank_names_no_generation_that_no_group_reaches() {
         }
     }
 }
+
+/// A fault for each of a million would keep a controller busy.
+#[test]
+fn modes_of_switches_are_taken_up_to_their_number() {
+    for (switches, is_right) in [(1024, true), (1025, false)] {
+        let mode = |n: usize| v1::SwitchMode {
+            switch: format!("s{n}"),
+            mode: v1::CollectiveMode::Translated.into(),
+        };
+        let message = v1::CreateCollectiveRequest {
+            name: "g".into(),
+            ranks: vec!["a".into(), "b".into()],
+            settings: Some(v1::CollectiveSettings {
+                modes: (0..switches).map(mode).collect(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let read = new_collective_from_proto(&message);
+        assert_eq!(read.is_ok(), is_right, "{switches}");
+        if let Err(invalid) = read {
+            assert!(invalid.to_string().contains("settings.modes: 1025"), "{invalid}");
+        }
+    }
+}

@@ -218,7 +218,7 @@ async fn a_job_is_made_of_the_ranks_of_its_hosts() {
         ..Default::default()
     };
     // Who calls for a rank before there is a group has its place until then.
-    let of_three = |rank, timeout_ms| v1::ExchangeRequest {
+    let of_three = move |rank, timeout_ms| v1::ExchangeRequest {
         size: 3,
         timeout_ms,
         ..exchange(rank)
