@@ -53,19 +53,11 @@ impl Core {
     /// strangers out.
     pub(crate) fn check_exchange(&self, caller: &Caller, call: &ExchangeCall) -> Result<(), Refusal> {
         let ExchangeCall { job, rank, .. } = call;
-        let check_size = |size: usize| match size == usize::from(call.size) {
-            true => Ok(()),
-            false => Err(Refusal::OtherSize {
-                job: job.clone(),
-                size: size as u16,
-                given: call.size,
-            }),
-        };
         let seats = match call.among {
             ExchangeAmong::Unspecified => {
                 self.check_rank(caller, job, (*rank).into(), "exchange")?;
                 if let Ok((_, group)) = self.collective(job) {
-                    check_size(group.ranks.len())?;
+                    check_size(job, group.ranks.len(), call.size)?;
                 }
                 return self.check_secret(job, *rank, &Secret::new(job, &call.secret));
             }
@@ -78,7 +70,7 @@ impl Core {
                 })?
             }
         };
-        check_size(seats.len())?;
+        check_size(job, seats.len(), call.size)?;
         match seats.get(usize::from(*rank)) {
             Some(host) if caller.may_be(host) => Ok(()),
             host => {
@@ -154,6 +146,18 @@ impl Core {
         }
         self.check_member(caller, name, "see")?;
         Ok(seen)
+    }
+}
+
+/// Refuses a call that gives another number of ranks than its job, group or round has.
+pub(crate) fn check_size(job: &str, size: usize, given: u16) -> Result<(), Refusal> {
+    match size == usize::from(given) {
+        true => Ok(()),
+        false => Err(Refusal::OtherSize {
+            job: job.into(),
+            size: size as u16,
+            given,
+        }),
     }
 }
 

@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::record::RankRecord;
 use super::secret::Secret;
+use crate::access::check_size;
 use crate::error::Refusal;
 
 /// Maximum bytes of all blobs, each counted once.
@@ -145,14 +146,8 @@ impl Exchanges {
     fn put(&self, call: ExchangeCall, caller: Arc<Caller>) -> Result<(Part, Done), Refusal> {
         let open = &mut *self.0.lock();
         let key = (call.job, call.among, call.round);
-        if let Some(round) = open.rounds.get(&key)
-            && round.size != call.size
-        {
-            return Err(Refusal::OtherSize {
-                job: key.0,
-                size: round.size,
-                given: call.size,
-            });
+        if let Some(round) = open.rounds.get(&key) {
+            check_size(&key.0, round.size.into(), call.size)?;
         }
         let secret = Secret::new(&key.0, &call.secret);
         if open.rounds.get(&key).is_some_and(|r| !r.secret.same(&secret)) {
@@ -205,8 +200,8 @@ impl Exchanges {
         Ok((part, done))
     }
 
-    /// Ends the rounds in which a host has given a blob for a rank that is another's now: before a job has a group, its ranks are those of
-    /// whoever calls. The others give theirs again.
+    /// Ends the rounds in which a host has given a blob for a rank that is another host's now. Before a job has a group, each rank is free for
+    /// the first caller. The calls of all hosts in such a round fail, and may be repeated.
     pub(crate) fn forget_strangers(&self, job: &str, ranks: &[Arc<RankRecord>]) {
         let open = &mut *self.0.lock();
         let key = |round| (job.to_owned(), ExchangeAmong::Unspecified, round);

@@ -9,6 +9,7 @@ use super::live::Presence;
 use super::record::{Collective, RankRecord, Seat, Settings};
 use super::secret::Secret;
 use super::view::{self, RankState};
+use crate::access::check_size;
 use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
 use crate::kinds::{Ends, Joining, Kind};
@@ -92,7 +93,7 @@ impl Locked<'_> {
             // It has no part in other generations: its queue pair knows that one's PSNs.
             Some(generation) if seated != Some(generation) => {
                 let (entry, group) = self.collective(&join.job)?;
-                check_size(&join, group)?;
+                check_size(&join.job, group.ranks.len(), join.size)?;
                 let ended = entry.record().ended.as_ref();
                 if ended.is_some_and(|e| e.generation >= generation) {
                     // No rank that is in has call 0.
@@ -136,7 +137,7 @@ impl Locked<'_> {
                 way_out: "try again soon",
             });
         }
-        check_size(join, group)?;
+        check_size(&join.job, group.ranks.len(), join.size)?;
         let is = entry.record().rate_limit;
         if let Some((field, given, is)) = group.settings.differs(&join.settings, is) {
             return Err(Refusal::OtherSetting {
@@ -415,17 +416,6 @@ impl Locked<'_> {
                 change(Arc::make_mut(&mut kind.ranks[usize::from(rank)]));
             }
         })
-    }
-}
-
-fn check_size(join: &RankJoin, group: &Collective) -> Result<(), Refusal> {
-    match group.ranks.len() == usize::from(join.size) {
-        true => Ok(()),
-        false => Err(Refusal::OtherSize {
-            job: join.job.clone(),
-            size: group.ranks.len() as u16,
-            given: join.size,
-        }),
     }
 }
 
