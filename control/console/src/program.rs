@@ -37,15 +37,14 @@ impl Everywhere {
     }
 }
 
-/// Reads the command line of the program. A variable of the environment that is empty is as one that is not set, which is what a shell's
-/// `NAME= command` is for.
+/// Reads the command line of the program. An empty variable of the environment counts as not set: `NAME= command` in a shell.
 ///
 /// # Errors
 /// What is wrong with it, or the help that it asks for.
 pub fn parse<C: Parser>() -> Result<C, clap::Error> {
-    let command = without_empty_variables(C::command());
-    let matches = command.clone().try_get_matches()?;
-    C::from_arg_matches(&matches).map_err(|error| error.format(&mut command.clone()))
+    let mut command = without_empty_variables(C::command());
+    let matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    C::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
 fn without_empty_variables(command: Command) -> Command {
