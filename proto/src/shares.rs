@@ -1,4 +1,4 @@
-//! How many of something each certificate has: whoever has one must not keep all others out.
+//! Limits per certificate: the clients with one certificate must not take everything, such as all connections.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

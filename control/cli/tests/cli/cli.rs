@@ -284,7 +284,7 @@ fn nobody_there_ends_with_4_and_says_what_to_do() {
     );
 }
 
-/// Whoever listens there, if anybody: the command line is right.
+/// The default address is asked. It does not matter whether a controller listens there: the command line is right.
 #[test]
 fn an_empty_variable_is_as_one_that_is_not_set() {
     for args in [&["group", "list"][..], &["log-level", "--controller"]] {
