@@ -255,6 +255,8 @@ pub struct Access {
     roles: watch::Sender<Roles>,
     audit: Option<AuditLog>,
     calls: Shares,
+    /// Large requests that have not come whole.
+    large: Shares,
 }
 
 impl Default for Access {
@@ -270,6 +272,7 @@ impl Access {
             roles: watch::Sender::new(roles),
             audit,
             calls: Shares::default(),
+            large: Shares::default(),
         }
     }
 
@@ -465,7 +468,9 @@ where
         }
         request.extensions_mut().insert(admission.caller.clone());
         if matches!(admission.caller.role, Role::Host | Role::ReadOnly) {
-            request = request.map(|body| Body::new(Bounded::new(body)));
+            let names = admission.caller.peer.names.as_deref().unwrap_or_default();
+            let large = &self.guard.access.large;
+            request = request.map(|body| Body::new(Bounded::new(body, large, names)));
         }
         let call = self.service.call(request);
         let access = self.guard.access.clone();

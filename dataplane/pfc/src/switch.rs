@@ -243,13 +243,19 @@ impl<B: FrameBuf> Pfc<B> {
             );
             let limit = port.config.watchdog.unwrap_or(Nanos::MAX);
             let has_storm = port.storms().has(class);
-            let since = now.since(watch.counted);
+            let mut break_since = watch.counted;
             if watch.is_paused {
+                // A pause that has run out ended then, however late its port is looked at.
+                break_since = match Nanos(state.until.load(Ordering::Relaxed)) {
+                    Nanos::ZERO => now,
+                    until => until.clamp(watch.counted, now),
+                };
+                let since = break_since.since(watch.counted);
                 add(&state.paused_ns, since.0);
                 watch.stuck += since;
-            } else {
-                watch.stuck = watch.stuck.since(Nanos(since.0.saturating_mul(BREAK)));
             }
+            let taken_back = now.since(break_since).0.saturating_mul(BREAK);
+            watch.stuck = watch.stuck.since(Nanos(taken_back));
             (watch.counted, watch.is_paused) = (now, paused.has(class));
             if watch.is_paused {
                 watch.quiet_since = None;

@@ -3,7 +3,7 @@
 use castnet_pfc::{Admitted, PfcCounters};
 use castnet_wire::{DropReason, Nanos};
 
-use crate::port::{Switch, WATCHDOG, config, frame};
+use crate::port::{Switch, WATCHDOG, config, frame, quanta};
 
 const START: Nanos = Nanos(1_000);
 
@@ -147,6 +147,23 @@ fn a_second_storm_ends_after_a_quiet_time_of_its_own() {
         switch.port.storms.iter().map(|at| at.2).collect::<Vec<_>>(),
         [true, false, true, false]
     );
+}
+
+/// The owner of a port may sleep: a pause that ran out is as long as it was.
+#[test]
+fn a_pause_that_ran_out_is_not_counted_further() {
+    let mut switch = Switch::new(&config(), 1, 16);
+    let mut now = START;
+    for _ in 0..1_000 {
+        switch.pause(now, 10);
+        assert!(switch.poll(now));
+        now += quanta(10) + Nanos(WATCHDOG.0 / 2);
+        assert!(!switch.poll(now));
+        switch.pause(now, 0);
+        assert!(!switch.poll(now));
+    }
+    assert_eq!(switch.port.storms, []);
+    assert_eq!(switch.report(0, 3, now).counters.paused_ns, 1_000 * quanta(10).0);
 }
 
 /// A peer that stops the class, then lets it go and takes nothing, in turn: neither lasts as long as the limit.
