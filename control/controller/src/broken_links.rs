@@ -9,9 +9,9 @@ use tokio::time::{Instant, timeout_at};
 
 use castnet_topology::{End, Topology};
 
-use crate::core::{Core, Locked, Shared};
+use crate::core::{Core, Shared};
+use crate::effect::Effect;
 use crate::fabric::{Facts, Reach, Who};
-use crate::kinds::multicast::replan;
 use crate::lifecycle::{Event, Phase};
 use crate::link::CHANGES_TOGETHER;
 use crate::lost_switches::why_dead;
@@ -101,7 +101,7 @@ pub(crate) async fn watch(shared: Arc<Shared>) {
 
 /// Notes which links of a group are down, and moves or fails it if its time is up. Returns when its time is up, or when another
 /// tree is looked for again.
-fn look(core: &mut Locked<'_>, name: &str, now: Instant) -> Option<Instant> {
+fn look(core: &mut Core, name: &str, now: Instant) -> Option<Instant> {
     let entry = core.groups.get(name).filter(|e| is_watched(e.record()))?;
     let before = &entry.live.links_down;
     let down: DownLinks = down(core, entry)
@@ -111,7 +111,7 @@ fn look(core: &mut Locked<'_>, name: &str, now: Instant) -> Option<Instant> {
             (link.name.clone(), (since, link))
         })
         .collect();
-    let patience = core.shared.config.timeouts.link;
+    let patience = core.config.timeouts.link;
     let moves = entry.record().kind.behaviour().outlives_switches();
     let grace = if moves { Duration::ZERO } else { patience };
     let up = down
@@ -121,8 +121,8 @@ fn look(core: &mut Locked<'_>, name: &str, now: Instant) -> Option<Instant> {
     let cut_off = cut_off_for_long(entry, &down, now);
     let next = match up {
         Some((_, link)) if moves => {
-            let shared = core.shared;
-            shared.spawn(replan::replan(shared.clone(), name.into(), link.words()));
+            let (group, lost) = (name.to_owned(), link.words());
+            core.effects.push(Effect::Replan { group, lost });
             Some(now + patience)
         }
         Some((at, link)) if at <= now => {
@@ -159,8 +159,8 @@ fn cut_off_for_long(entry: &Entry, down: &DownLinks, now: Instant) -> Vec<(Strin
 }
 
 /// Hosts that are cut off from the whole network, and why: their own switch is dead, or their own link is down, and not for a moment only.
-pub(crate) fn cut_off(core: &Locked<'_>, entry: &Entry) -> BTreeMap<String, String> {
-    let (now, patience) = (Instant::now(), core.shared.config.timeouts.link);
+pub(crate) fn cut_off(core: &Core, entry: &Entry) -> BTreeMap<String, String> {
+    let (now, patience) = (core.now, core.config.timeouts.link);
     let is_lost = |since: Instant, link: &DownLink| {
         let reach = core.facts.switches.get(&link.at).map(|(reach, _)| reach);
         link.is_switch || since + patience <= now && reach == Some(&Reach::Up)

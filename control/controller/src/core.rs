@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use castnet_proto::term::WithTerm;
 use castnet_proto::v1;
@@ -12,11 +12,13 @@ use castnet_rules::Ipv4Net;
 use castnet_wire::McstId;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, broadcast, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::broken_links::Changed;
 use crate::config::Config;
+use crate::effect::Effect;
 use crate::error::Refusal;
 use crate::fabric::{Fabric, Reach};
 use crate::foresee::Turns;
@@ -39,6 +41,14 @@ use crate::written_off::AllWrittenOff;
 pub(crate) const EVENTS_MAX: usize = 1024;
 
 pub(crate) struct Core {
+    pub(crate) config: Arc<Config>,
+    /// What is to be done outside, in order.
+    pub(crate) effects: Vec<Effect>,
+    /// The time, and the same since 1970 in nanoseconds, as of the start of a change.
+    pub(crate) now: Instant,
+    pub(crate) unix_ns: u64,
+    /// Whether there is anybody who gets events.
+    pub(crate) is_watched: bool,
     pub(crate) facts: Fabric,
     /// Last report of each switch about itself, and what other owners use of it.
     pub(crate) capabilities: BTreeMap<String, (v1::Capabilities, Usage)>,
@@ -130,7 +140,7 @@ impl Core {
     }
 }
 
-/// The locked state. Its methods make all changes.
+/// The locked state. What its changes ask for outside is carried out before it is free.
 pub(crate) struct Locked<'s> {
     pub(crate) shared: &'s Arc<Shared>,
     core: MutexGuard<'s, Core>,
@@ -150,24 +160,29 @@ impl DerefMut for Locked<'_> {
     }
 }
 
-impl Locked<'_> {
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        for effect in std::mem::take(&mut self.core.effects) {
+            self.shared.carry_out(&self.core, effect);
+        }
+    }
+}
+
+impl Core {
     /// Sends an event to all subscribers, once the changes staged so far are on disk.
     pub(crate) fn publish(&mut self, event: v1::controller_event::Event) {
-        let at_unix_ns = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |d| d.as_nanos() as u64);
         let event = v1::ControllerEvent {
-            at_unix_ns,
+            at_unix_ns: self.unix_ns,
             event: Some(event),
         };
         if let Some(event) = self.journal.hold_back(event) {
-            self.shared.release(event);
+            self.effects.push(Effect::Publish(event));
         }
     }
 }
 
 pub(crate) struct Shared {
-    pub(crate) config: Config,
+    pub(crate) config: Arc<Config>,
     pub(crate) owner: String,
     /// Sent with each call to a switch.
     pub(crate) term: WithTerm,
@@ -192,7 +207,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(
-        config: Config,
+        config: Arc<Config>,
         term: &v1::ControllerTerm,
         lead: Option<Arc<Lead>>,
         core: Core,
@@ -222,7 +237,12 @@ impl Shared {
     }
 
     pub(crate) fn lock(self: &Arc<Self>) -> Locked<'_> {
-        let core = self.core.lock();
+        let mut core = self.core.lock();
+        core.now = Instant::now();
+        core.unix_ns = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |d| d.as_nanos() as u64);
+        core.is_watched = self.events.receiver_count() > 0;
         Locked { shared: self, core }
     }
 
@@ -246,8 +266,8 @@ impl Shared {
 
     /// Like [`Shared::stop`], without waiting.
     pub(crate) fn stop_now(&self) {
-        self.stopped.cancel();
         self.core.lock().journal.close();
+        self.stopped.cancel();
     }
 
     /// Waits until no other controller can change the switches.
@@ -331,29 +351,5 @@ impl Shared {
                 return self.read(&mut look).await;
             }
         }
-    }
-
-    /// Like [`Shared::after`], for a group.
-    pub(crate) fn later(
-        self: &Arc<Self>,
-        name: &str,
-        pause: Duration,
-        act: impl FnOnce(&mut Locked<'_>, &str) + Send + 'static,
-    ) {
-        let name = name.to_owned();
-        self.after(pause, move |core| act(core, &name));
-    }
-
-    /// Runs `act` after a pause, if the controller still runs.
-    pub(crate) fn after(
-        self: &Arc<Self>,
-        pause: Duration,
-        act: impl FnOnce(&mut Locked<'_>) + Send + 'static,
-    ) {
-        let shared = self.clone();
-        self.spawn(async move {
-            tokio::time::sleep(pause).await;
-            act(&mut shared.lock());
-        });
     }
 }

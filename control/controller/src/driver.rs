@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::Checkpoint;
-use crate::core::{Core, Locked, Shared};
+use crate::core::{Core, Shared};
 use crate::fabric::Reach;
 use crate::kinds::Kind;
 use crate::kinds::multicast::record::Multicast;
@@ -149,8 +149,8 @@ async fn turned_down(
     if !may_move {
         return refuse(&mut shared.lock(), (name, generation), failure);
     }
-    let to_place = |core: &mut Locked<'_>| to_place(core, name, generation);
-    let then = |core: &mut Locked<'_>, _, layout| match layout {
+    let to_place = |core: &mut Core| to_place(core, name, generation);
+    let then = |core: &mut Core, _, layout| match layout {
         Ok(_) => {
             let reason = failure.reason;
             tracing::warn!(group = name, switch, reason, "placing the group again");
@@ -162,7 +162,7 @@ async fn turned_down(
     let _: Result<(), Cancelled> = shared.plan(to_place, then).await;
 }
 
-fn refuse(core: &mut Locked<'_>, (name, generation): (&str, u64), failure: Failure) {
+fn refuse(core: &mut Core, (name, generation): (&str, u64), failure: Failure) {
     if installing(core, name, generation).is_some() {
         let ending = Ending::refused(generation, failure);
         let (field, reason) = (&ending.failure.field, &ending.failure.reason);
@@ -177,8 +177,8 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Ar
     let mut changes = shared.fabric.subscribe();
     loop {
         changes.mark_unchanged();
-        let to_place = |core: &mut Locked<'_>| to_place(core, name, generation);
-        let then = |core: &mut Locked<'_>, _, layout: Result<Layout, NoPlan>| {
+        let to_place = |core: &mut Core| to_place(core, name, generation);
+        let then = |core: &mut Core, _, layout: Result<Layout, NoPlan>| {
             // It may have been cancelled while it was planned.
             installing(core, name, generation)?;
             match layout.and_then(|layout| place(core, name, layout)) {
@@ -232,7 +232,7 @@ fn goes_without(shared: &Arc<Shared>, name: &str, generation: u64) -> bool {
 }
 
 /// Stores the layout of a group. From then on its switches may have a part of it.
-pub(crate) fn place(core: &mut Locked<'_>, name: &str, layout: Layout) -> Result<Arc<Plan>, NoPlan> {
+pub(crate) fn place(core: &mut Core, name: &str, layout: Layout) -> Result<Arc<Plan>, NoPlan> {
     let layout = ready(core, layout)?;
     let plan = Arc::new(layout.plan);
     let outside = outside(core, name, &layout.outside)?;
@@ -265,7 +265,7 @@ fn outside(core: &Core, name: &str, hosts: &[(String, String)]) -> Result<Option
 }
 
 /// A layout that can be stored: its switches have reported, and its addresses are given out.
-pub(crate) fn ready(core: &mut Locked<'_>, layout: Layout) -> Result<Layout, NoPlan> {
+pub(crate) fn ready(core: &mut Core, layout: Layout) -> Result<Layout, NoPlan> {
     let Layout {
         mut plan,
         new_mcst_ids,
@@ -283,7 +283,7 @@ pub(crate) fn ready(core: &mut Locked<'_>, layout: Layout) -> Result<Layout, NoP
             reason: "has not reported yet".into(),
         }));
     }
-    if core.shared.config.verify_mac {
+    if core.config.verify_mac {
         plan.verify_macs();
     }
     core.given_out(&new_mcst_ids);

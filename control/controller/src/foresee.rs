@@ -13,7 +13,7 @@ use castnet_wire::{McstId, Psn};
 use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
-use crate::core::{Core, Locked, Shared};
+use crate::core::{Core, Shared};
 use crate::error::Refusal;
 use crate::fabric::Reach;
 use crate::kinds::Kind;
@@ -41,12 +41,12 @@ impl Wanted {
     }
 
     /// As it would be created, with the same refusals.
-    fn record(&self, core: &Locked<'_>) -> Result<Record, Refusal> {
+    fn record(&self, core: &Core) -> Result<Record, Refusal> {
         let (name, kind, lanes, rate_limit) = match self {
             Self::Multicast(group) => {
                 core.check_multicast(group)?;
                 let start_psn = group.start_psn.unwrap_or(Psn::new(0));
-                let latency = core.shared.config.relay_latency;
+                let latency = core.config.relay_latency;
                 let kind = Multicast::new(group.clone(), start_psn, latency);
                 (&group.name, Kind::Multicast(kind), group.lanes, group.rate_limit)
             }
@@ -61,7 +61,7 @@ impl Wanted {
         let mcst_ids = core.mcst_ids_for(self.mcst_id(), lanes)?;
         let mut record = Record::new(name.clone(), mcst_ids, kind);
         record.rate_limit = rate_limit;
-        core.shared.config.assign_tenant(&mut record);
+        core.config.assign_tenant(&mut record);
         Ok(record)
     }
 }
@@ -105,8 +105,8 @@ impl Shared {
         caller: &str,
     ) -> Result<v1::PlanGroupResponse, Refusal> {
         let _turn = self.turns.take(caller).await?;
-        let record = |core: &mut Locked<'_>| wanted.record(core);
-        let then = |core: &mut Locked<'_>, record, layout: Result<Layout, NoPlan>| {
+        let record = |core: &mut Core| wanted.record(core);
+        let then = |core: &mut Core, record, layout: Result<Layout, NoPlan>| {
             let has_own = |layout: &Layout| !layout.new_mcst_ids.is_empty();
             match wanted.mcst_id() {
                 Some(mcst_id) if layout.as_ref().is_ok_and(has_own) => Err(Refusal::McstIdNotOwn { mcst_id }),

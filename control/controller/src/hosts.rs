@@ -3,7 +3,8 @@
 use castnet_rules::HostEndpoint;
 use castnet_wire::MacAddr;
 
-use crate::core::{Core, Locked};
+use crate::core::Core;
+use crate::effect::Effect;
 use crate::error::Refusal;
 use crate::fabric::HostRecord;
 use crate::kinds::Party;
@@ -30,7 +31,7 @@ impl Core {
     }
 }
 
-impl Locked<'_> {
+impl Core {
     /// Notes the addresses of a host. The host that had them before is forgotten, see [`Core::gives_way`].
     pub(crate) fn know(&mut self, endpoint: &HostEndpoint) -> Result<(), Refusal> {
         let HostEndpoint { name, ip, mac, .. } = endpoint;
@@ -76,6 +77,6 @@ impl Locked<'_> {
         let before = self.facts.hosts.get(name).cloned();
         self.journal.stage_host(name, before, now.is_some());
         self.facts.set_host(name, now);
-        self.shared.fabric.send_replace(());
+        self.effects.push(Effect::FabricChanged);
     }
 }

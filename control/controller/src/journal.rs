@@ -18,7 +18,8 @@ use castnet_wire::McstId;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::core::{EVENTS_MAX, Locked, Shared};
+use crate::core::{Core, EVENTS_MAX, Shared};
+use crate::effect::Work;
 use crate::error::Refusal;
 use crate::fabric::HostRecord;
 use crate::health::{Health, Probe};
@@ -61,9 +62,6 @@ pub(crate) enum Undo {
     WrittenOff(McstId, Option<WrittenOff>),
 }
 
-/// Work to try again if its changes could not be written and no client waits for them.
-pub(crate) type Retry = Box<dyn FnOnce(&mut Locked<'_>) + Send>;
-
 enum Value {
     /// Shares its large parts with the group in memory.
     Group(Box<Record>),
@@ -84,7 +82,8 @@ struct Staged {
 struct Batch {
     writes: BTreeMap<Key, Staged>,
     undo: Vec<Undo>,
-    retries: Vec<Retry>,
+    /// Work to try again if its changes could not be written and no client waits for them.
+    retries: Vec<Work>,
     /// Log messages about the changes.
     messages: Vec<Box<dyn FnOnce() + Send>>,
     events: VecDeque<v1::ControllerEvent>,
@@ -186,7 +185,7 @@ impl Journal {
     }
 
     /// Registers work to try again if what was just staged is taken back.
-    pub(crate) fn retry(&mut self, retry: impl FnOnce(&mut Locked<'_>) + Send + 'static) {
+    pub(crate) fn retry(&mut self, retry: impl FnOnce(&mut Core) + Send + 'static) {
         if !self.staged.writes.is_empty() {
             self.staged.retries.push(Box::new(retry));
         }

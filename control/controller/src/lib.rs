@@ -26,6 +26,7 @@ mod config;
 mod core;
 mod detour;
 mod driver;
+mod effect;
 mod election;
 mod error;
 mod fabric;
@@ -67,6 +68,7 @@ use castnet_proto::transport::{Address, Server};
 use castnet_proto::v1::ControllerTerm;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
@@ -272,6 +274,7 @@ async fn begin(
     address: &Address,
     lead: Option<Arc<Lead>>,
 ) -> Result<Arc<Shared>, StartError> {
+    let config = Arc::new(config);
     let owner = format!("controller-{:016x}", requests::draw());
     let stored = Stored::load(&*store, &owner, lead.is_none(), config.init).await?;
     let staged = Arc::new(Notify::new());
@@ -292,6 +295,11 @@ async fn begin(
     // What is in memory alone is new at each start, as everybody knows.
     let may_be_wrong = stored.is_new && (config.store.is_some() || config.etcd.is_some());
     let core = Core {
+        config: config.clone(),
+        effects: Vec::new(),
+        now: Instant::now(),
+        unix_ns: 0,
+        is_watched: false,
         facts: Fabric::new(Facts::new(
             config.topology.clone(),
             switches.clone(),

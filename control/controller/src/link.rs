@@ -17,7 +17,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use crate::config::SwitchConfig;
-use crate::core::{Locked, Shared};
+use crate::core::{Core, Shared};
 use crate::error::Refusal;
 use crate::fabric::{NeighbourReport, PortReport, Reach, SwitchReport, Who};
 use crate::lifecycle::{Cause, Failure};
@@ -206,7 +206,7 @@ impl Link {
         shared.fabric.send_replace(());
     }
 
-    fn tell(&self, core: &mut Locked<'_>) {
+    fn tell(&self, core: &mut Core) {
         let state = crate::view::switch(core, &self.config, core.written_off_on(&self.config.name));
         core.publish(v1::controller_event::Event::Switch(state));
     }

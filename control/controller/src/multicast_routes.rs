@@ -13,7 +13,8 @@ use castnet_rules::{Ipv4Net, Route};
 use castnet_topology::{End, Splitter, Topology};
 use tokio::time::{Instant, timeout_at};
 
-use crate::core::{Core, Locked, Shared};
+use crate::core::{Core, Shared};
+use crate::effect::Effect;
 use crate::fabric::{Facts, Reach};
 use crate::kinds::multicast::refine::Refinement;
 
@@ -163,14 +164,14 @@ fn no_link(facts: &Facts, (switch, port): (&str, u8)) -> Option<String> {
     Some(format!("port {} of switch {switch} has no link", said.name))
 }
 
-impl Locked<'_> {
+impl Core {
     /// Why a relay no longer sends to its splitter, or when it will be taken for dead. `None`: it sends.
     fn relay_fault(&self, splitter: &Splitter, now: Instant) -> Option<Result<String, Instant>> {
         let name = &splitter.from;
         if let Some((Reach::Down(gone), _)) = self.facts.switches.get(name) {
             // One whose agent alone is gone relays on.
             let since = self.signs.silent_since(name)?;
-            return Some(match since + self.shared.config.timeouts.link {
+            return Some(match since + self.config.timeouts.link {
                 at if at <= now => Ok(format!("its agent cannot be reached ({gone})")),
                 at => Err(at),
             });
@@ -266,13 +267,13 @@ pub(crate) fn sync(shared: &Arc<Shared>, switch: &str, only: Option<Ipv4Addr>) {
 const SWEEP: Duration = Duration::from_secs(2);
 
 /// Looks soon for addresses that no group uses any more.
-pub(crate) fn sweep_soon(core: &mut Locked<'_>) {
+pub(crate) fn sweep_soon(core: &mut Core) {
     if !std::mem::replace(&mut core.multicast_routes.is_sweeping, true) {
-        core.shared.after(SWEEP, sweep);
+        core.after(SWEEP, sweep);
     }
 }
 
-fn sweep(core: &mut Locked<'_>) {
+fn sweep(core: &mut Core) {
     core.multicast_routes.is_sweeping = false;
     let (mut gone, mut again) = (Vec::new(), false);
     for (address, known) in &core.multicast_routes.groups {
@@ -298,7 +299,7 @@ fn sweep(core: &mut Locked<'_>) {
         core.multicast_routes.groups.remove(&address);
     }
     for router in core.programmable_routers() {
-        sync(core.shared, &router, None);
+        core.effects.push(Effect::SyncRoutes(router));
     }
     // Those that found no free address.
     core.refine_all();

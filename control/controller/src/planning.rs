@@ -9,7 +9,7 @@ use castnet_rules::{HostEndpoint, HostPart, Ipv4Net};
 use castnet_topology::{SwitchKind, Topology};
 use castnet_wire::{MacAddr, McstId, Pmtu, Qpn};
 
-use crate::core::{Core, Locked, Shared};
+use crate::core::{Core, Shared};
 use crate::detour::Detours;
 use crate::error::Refusal;
 use crate::fabric::Place;
@@ -319,8 +319,8 @@ impl Shared {
     /// on has changed meanwhile.
     pub(crate) async fn plan<T, E>(
         self: &Arc<Self>,
-        mut record: impl FnMut(&mut Locked<'_>) -> Result<Record, E>,
-        then: impl FnOnce(&mut Locked<'_>, Record, Result<Layout, NoPlan>) -> T,
+        mut record: impl FnMut(&mut Core) -> Result<Record, E>,
+        then: impl FnOnce(&mut Core, Record, Result<Layout, NoPlan>) -> T,
     ) -> Result<T, E> {
         for _ in 0..PLANS_UNLOCKED {
             let (record, draft) = {
@@ -358,15 +358,15 @@ impl Shared {
     /// Like [`Shared::plan`], for a group that is created. Returns when it is on disk.
     pub(crate) async fn create<T>(
         self: &Arc<Self>,
-        mut record: impl FnMut(&mut Locked<'_>) -> Result<Record, Refusal>,
-        add: impl FnOnce(&mut Locked<'_>, Record, Result<Layout, NoPlan>) -> Result<T, Refusal>,
+        mut record: impl FnMut(&mut Core) -> Result<Record, Refusal>,
+        add: impl FnOnce(&mut Core, Record, Result<Layout, NoPlan>) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
         // A refusal may depend on state that is not there yet.
-        let record = |core: &mut Locked<'_>| {
+        let record = |core: &mut Core| {
             let record = record(core);
             record.map_err(|refusal| (Err(refusal), core.journal.ticket()))
         };
-        let then = |core: &mut Locked<'_>, record, layout| {
+        let then = |core: &mut Core, record, layout| {
             let added = add(core, record, layout);
             (added, core.journal.ticket())
         };

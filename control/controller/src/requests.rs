@@ -6,7 +6,7 @@ use castnet_rules::HostEndpoint;
 use castnet_wire::{MacAddr, McstId, RateLimit};
 use tokio::sync::watch;
 
-use crate::core::{Core, Locked, Shared};
+use crate::core::{Core, Shared};
 use crate::error::Refusal;
 use crate::kinds::multicast::evict::Afterwards;
 use crate::kinds::{Kind, News};
@@ -216,7 +216,7 @@ impl Core {
     }
 }
 
-impl Locked<'_> {
+impl Core {
     /// A group that a client wants. Its McstIDs are not given to others at once, even if it is never added.
     pub(crate) fn draw_up(
         &mut self,
@@ -230,7 +230,7 @@ impl Locked<'_> {
         let mut record = Record::new(name.into(), mcst_ids, kind);
         (record.owner, record.rate_limit) = (owner.into(), rate_limit);
         // It is planned with the default limit of its tenant.
-        self.shared.config.assign_tenant(&mut record);
+        self.config.assign_tenant(&mut record);
         if let Some(last) = record.mcst_ids().last() {
             let pool = self.mcst_pool;
             self.last_mcst_ids.insert(pool, last);

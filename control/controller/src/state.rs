@@ -7,11 +7,11 @@ use std::time::Duration;
 use castnet_proto::v1;
 
 use crate::broken_links;
-use crate::core::Locked;
+use crate::core::Core;
 use crate::detour::Detours;
-use crate::driver;
+use crate::effect::{Effect, Work};
 use crate::error::Refusal;
-use crate::journal::{Retry, Undo};
+use crate::journal::Undo;
 use crate::lifecycle::{Event, Next, Phase};
 use crate::multicast_routes;
 use crate::record::{Ending, Record};
@@ -25,14 +25,14 @@ const RESUMED_TOGETHER: usize = 256;
 #[derive(Default)]
 pub(crate) struct Postponed {
     pub(crate) groups: BTreeSet<String>,
-    pub(crate) works: VecDeque<Retry>,
+    pub(crate) works: VecDeque<Work>,
 }
 
-impl Locked<'_> {
+impl Core {
     pub(crate) fn add(&mut self, mut record: Record) -> Result<(), Refusal> {
         self.journal.check_open()?;
-        self.shared.config.assign_tenant(&mut record);
-        self.check_quotas(&self.shared.config, &record)?;
+        self.config.assign_tenant(&mut record);
+        self.check_quotas(&self.config, &record)?;
         self.journal.stage_added(&record);
         let (name, mcst_id, lanes) = (record.name.clone(), record.mcst_id, record.lanes());
         let group = name.clone();
@@ -56,9 +56,9 @@ impl Locked<'_> {
     }
 
     fn replace(&mut self, record: Record) -> Result<(), Refusal> {
-        let (name, core) = (record.name.clone(), &mut **self);
-        core.journal.check_open()?;
-        let Some(entry) = core.groups.get_mut(&name) else {
+        let name = record.name.clone();
+        self.journal.check_open()?;
+        let Some(entry) = self.groups.get_mut(&name) else {
             return Err(Refusal::UnknownGroup { name });
         };
         if *entry.record() == record {
@@ -67,7 +67,7 @@ impl Locked<'_> {
         let address = |record: &Record| Some(record.plan.as_ref()?.refinement.as_ref()?.address);
         let before = address(entry.record());
         let is_freed = before.is_some() && address(&record) != before;
-        core.journal.stage_changed(entry);
+        self.journal.stage_changed(entry);
         if record.generation != entry.record().generation || !record.phase.wants_rules() {
             entry.confirmed.clear();
             entry.problems.retain(|switch, _| record.placed.contains(switch));
@@ -144,13 +144,13 @@ impl Locked<'_> {
             |e: &Entry| broken_links::is_watched(e.record()) && !broken_links::down(self, e).is_empty();
         if self.groups.get(name).is_some_and(down) {
             self.links_changed.groups.insert(name.into());
-            self.shared.fabric.send_replace(());
+            self.effects.push(Effect::FabricChanged);
         }
         self.arm(name, notice);
         Ok(())
     }
 
-    fn arm(&self, name: &str, notice: Duration) {
+    fn arm(&mut self, name: &str, notice: Duration) {
         let Some(record) = self.groups.get(name).map(Entry::record) else {
             return;
         };
@@ -158,11 +158,11 @@ impl Locked<'_> {
         let (after, event) = match phase {
             Phase::Broken => (notice, Event::TimeUp),
             Phase::Failed | Phase::Refused if record.kind.behaviour().lingers() => {
-                (self.shared.config.timeouts.linger, Event::Destroy)
+                (self.config.timeouts.linger, Event::Destroy)
             }
             _ => return,
         };
-        self.shared.later(name, after, move |core, name| {
+        self.later(name, after, move |core, name| {
             let same = |e: &Entry| (e.record().generation, e.record().phase) == (generation, phase);
             if core.group(name).is_ok_and(same) {
                 core.try_step(name, event, None);
@@ -200,7 +200,7 @@ impl Locked<'_> {
             }
         }
         self.links_changed.groups.extend(names.iter().cloned());
-        self.shared.fabric.send_replace(());
+        self.effects.push(Effect::FabricChanged);
         for name in names {
             let Some(entry) = self.groups.get_mut(&name) else {
                 continue;
@@ -214,7 +214,7 @@ impl Locked<'_> {
     /// The work on a group continues when the store works.
     pub(crate) fn postpone(&mut self, name: String) {
         self.postponed.groups.insert(name);
-        self.shared.staged.notify_one();
+        self.effects.push(Effect::Staged);
     }
 
     /// Continues some of the work that could not be stored. Returns whether there was any.
@@ -277,7 +277,7 @@ impl Locked<'_> {
                 .news
                 .send_if_modified(|told| std::mem::replace(told, news) != *told);
             // Later subscribers read the change with the state of the group.
-            if self.shared.events.receiver_count() == 0 {
+            if !self.is_watched {
                 if entry.changed.receiver_count() == 0 {
                     *entry.shown.lock() = Cache::default();
                 }
@@ -295,8 +295,7 @@ impl Locked<'_> {
             && entry.record().phase.needs_driver()
         {
             entry.driven = true;
-            let shared = self.shared;
-            shared.spawn(driver::drive(shared.clone(), name.into()));
+            self.effects.push(Effect::Drive(name.into()));
         }
     }
 
@@ -379,14 +378,14 @@ impl Locked<'_> {
         }
     }
 
-    /// Like [`Locked::step`]; logs errors.
+    /// Like [`Core::step`]; logs errors.
     pub(crate) fn try_step(&mut self, name: &str, event: Event, ending: Option<Ending>) {
         if let Err(error) = self.step(name, event, ending) {
             tracing::error!(group = name, %error, "step failed");
         }
     }
 
-    /// Like [`Locked::change`]; logs errors.
+    /// Like [`Core::change`]; logs errors.
     pub(crate) fn try_change(&mut self, name: &str, change: impl FnOnce(&mut Record)) {
         if let Err(error) = self.change(name, change) {
             tracing::error!(group = name, %error, "change failed");

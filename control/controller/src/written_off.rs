@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use castnet_wire::McstId;
 use serde::{Deserialize, Serialize};
 
-use crate::core::{Core, Locked};
+use crate::core::Core;
 use crate::error::Refusal;
 use crate::lifecycle::{After, Phase};
 
@@ -45,7 +45,7 @@ impl Core {
     }
 }
 
-impl Locked<'_> {
+impl Core {
     /// Forgets a group whose removal waits for switches. Returns these.
     pub(crate) fn write_off(&mut self, group: &str) -> Result<Vec<String>, Refusal> {
         let Ok(entry) = self.group(group) else {
@@ -89,8 +89,8 @@ impl Locked<'_> {
 
     /// Forgets switches that are not configured.
     pub(crate) fn forget_other_switches(&mut self) {
-        let links = &self.shared.links;
-        self.not_written_off(|name, _| !links.contains_key(name));
+        let config = self.config.clone();
+        self.not_written_off(|name, _| config.switches.iter().all(|switch| switch.name != name));
     }
 
     fn not_written_off(&mut self, is_clean: impl Fn(&str, McstId) -> bool) -> bool {

@@ -9,7 +9,8 @@ use castnet_rules::GroupRule;
 use castnet_wire::McstId;
 
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
-use crate::core::{Core, Locked, Shared};
+use crate::core::{Core, Shared};
+use crate::effect::Effect;
 use crate::reconcile::{Found, Version, diff};
 
 struct Part<'n> {
@@ -35,7 +36,7 @@ impl Link {
             brief: true,
         };
         let listed = call(shared.config.timeouts.switch, client.list_groups(request)).await?;
-        let found = self.sort(&mut shared.lock(), listed);
+        let found = self.sort(&mut shared.lock(), &shared.owner, listed);
         let (names, wanted) = shared.read(|core| wanted(core, switch)).await?;
         let diff = diff(&wanted, &found);
         tracing::debug!(switch, ?diff, "reconciling");
@@ -76,14 +77,14 @@ impl Link {
 
     /// Returns the groups of this controller, and notes what else the switch has. That stays as it is: it is of other owners (rule files,
     /// operators, other controllers), or of groups whose records do not read.
-    fn sort(&self, core: &mut Locked<'_>, listed: v1::ListGroupsResponse) -> Vec<Found> {
+    fn sort(&self, core: &mut Core, own: &str, listed: v1::ListGroupsResponse) -> Vec<Found> {
         let (mut ours, mut others) = (Vec::new(), Vec::new());
         for v1::InstalledGroup { rule, owner, .. } in listed.groups {
             let Some(rule) = rule else { continue };
             let Ok(mcst_id) = mcst_id_from_proto("mcst_id", &rule.mcst_id) else {
                 continue;
             };
-            let (generation, is_own) = (rule.generation, owner == core.shared.owner);
+            let (generation, is_own) = (rule.generation, owner == own);
             match is_own && !core.set_apart.contains_key(&rule.name) {
                 true => ours.push(Found { mcst_id, generation }),
                 // Groups of rule files have no owner.
@@ -99,7 +100,7 @@ impl Link {
         }
         if is_first {
             // Calls wait for it.
-            core.shared.fabric.send_replace(());
+            core.effects.push(Effect::FabricChanged);
         }
         ours
     }

@@ -8,10 +8,9 @@ use castnet_proto::convert::disagreement_from_proto;
 use castnet_proto::v1;
 use castnet_rules::Endpoint;
 use castnet_wire::{Control, Verdict};
-use tokio::time::Instant;
 
 use super::record::Collective;
-use crate::core::Locked;
+use crate::core::Core;
 use crate::lifecycle::{Event, Phase};
 use crate::record::{Ending, Record};
 use crate::table::Entry;
@@ -19,7 +18,7 @@ use crate::table::Entry;
 /// How late the next report of a stall may come.
 const REPORT_MARGIN: Duration = Duration::from_millis(500);
 
-impl Locked<'_> {
+impl Core {
     pub(crate) fn member_failed(&mut self, switch: &str, failed: v1::MemberFailed) {
         let (generation, syndrome, next_hop) = (failed.generation, failed.syndrome, &failed.next_hop);
         let found = self.collective_by_mcst_id(&failed.mcst_id);
@@ -147,22 +146,21 @@ impl Locked<'_> {
         let Some(entry) = self.groups.get_mut(&name).filter(|_| phase == Phase::Active) else {
             return;
         };
-        let (at, switch) = (Instant::now(), switch.to_owned());
+        let (at, switch) = (self.now, switch.to_owned());
         entry.live.stalls.insert(switch.clone(), (at, ranks));
         self.update_waiting(&name);
-        self.shared
-            .later(&name, 2 * stall + REPORT_MARGIN, move |core, name| {
-                if let Some(entry) = core.groups.get_mut(name)
-                    && entry
-                        .live
-                        .stalls
-                        .get(&switch)
-                        .is_some_and(|(when, _)| *when == at)
-                {
-                    entry.live.stalls.remove(&switch);
-                    core.update_waiting(name);
-                }
-            });
+        self.later(&name, 2 * stall + REPORT_MARGIN, move |core, name| {
+            if let Some(entry) = core.groups.get_mut(name)
+                && entry
+                    .live
+                    .stalls
+                    .get(&switch)
+                    .is_some_and(|(when, _)| *when == at)
+            {
+                entry.live.stalls.remove(&switch);
+                core.update_waiting(name);
+            }
+        });
     }
 
     fn update_waiting(&mut self, name: &str) {

@@ -11,6 +11,7 @@ use super::secret::Secret;
 use super::view::{self, RankState};
 use crate::access::check_size;
 use crate::core::{Core, Locked, Shared};
+use crate::effect::Effect;
 use crate::error::Refusal;
 use crate::kinds::{Ends, Joining, Kind};
 use crate::lifecycle::{After, Event, Phase};
@@ -25,18 +26,19 @@ impl Shared {
         owner: &str,
     ) -> Result<v1::CollectiveState, Refusal> {
         let settings = Settings::new(&new.settings);
-        let record = |core: &mut Locked<'_>| {
+        let record = |core: &mut Core| {
             core.check_collective(&new)?;
             let kind = Kind::Collective(Collective::new(new.ranks.clone(), settings.clone(), false));
             let common = (settings.lanes, new.settings.rate_limit);
             core.draw_up(&new.name, kind, common, new.mcst_id, owner)
         };
-        let then = |core: &mut Locked<'_>, record, layout| {
+        let then = |core: &mut Core, record, layout| {
             core.check_collective(&new)?;
             core.create(record, new.mcst_id, layout)?;
             let (entry, group) = core.collective(&new.name)?;
-            core.shared.exchanges.forget_strangers(&new.name, &group.ranks);
-            Ok(view::state(core, entry))
+            let state = view::state(core, entry);
+            self.exchanges.forget_strangers(&new.name, &group.ranks);
+            Ok(state)
         };
         self.create(record, then).await
     }
@@ -45,19 +47,36 @@ impl Shared {
 /// A rank's call, which stands while it is in. When it is dropped, the rank's lease starts to run.
 pub(crate) struct Attendance {
     shared: Arc<Shared>,
+    seated: Seated,
+    /// Whether it gets differences.
+    pub(crate) differences: bool,
+}
+
+/// What a rank is in by a call.
+struct Seated {
     group: String,
     rank: u16,
     call: u64,
     /// The generation that it is in or waits for, as far as it has looked.
     generation: u64,
     changes: Changes,
-    /// Whether it gets differences.
-    pub(crate) differences: bool,
     /// Whether it may see the other ranks.
     is_of_member: bool,
 }
 
 impl Locked<'_> {
+    /// A rank joins, joins again, or returns to its seat after its call had ended.
+    pub(crate) fn init(&mut self, join: RankJoin, owner: &str) -> Result<Attendance, Refusal> {
+        let seated = self.seat_rank(join, owner)?;
+        Ok(Attendance {
+            shared: self.shared.clone(),
+            seated,
+            differences: false,
+        })
+    }
+}
+
+impl Core {
     pub(crate) fn check_collective(&self, new: &NewCollective) -> Result<(), Refusal> {
         self.free_name(&new.name)?;
         for (rank, host) in new.ranks.iter().enumerate() {
@@ -74,8 +93,7 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// A rank joins, joins again, or returns to its seat after its call had ended.
-    pub(crate) fn init(&mut self, join: RankJoin, owner: &str) -> Result<Attendance, Refusal> {
+    fn seat_rank(&mut self, join: RankJoin, owner: &str) -> Result<Seated, Refusal> {
         let known = self.collective(&join.job).is_ok();
         if !known {
             self.free_name(&join.job)?;
@@ -97,10 +115,10 @@ impl Locked<'_> {
                 let ended = entry.record().ended.as_ref();
                 if ended.is_some_and(|e| e.generation >= generation) {
                     // No rank that is in has call 0.
-                    let mut attendance = self.attendance(entry, (join.rank, 0), generation);
+                    let mut seated = Seated::new(entry, (join.rank, 0), generation);
                     // A rank that is free again is anybody's: it learns that the group has failed, and nothing of its ranks.
-                    attendance.is_of_member = group.ranks[usize::from(join.rank)].host == join.endpoint.name;
-                    return Ok(attendance);
+                    seated.is_of_member = group.ranks[usize::from(join.rank)].host == join.endpoint.name;
+                    return Ok(seated);
                 }
                 return Err(Refusal::NotNow {
                     field: "returns_to",
@@ -192,7 +210,7 @@ impl Locked<'_> {
         }
     }
 
-    fn take_place(&mut self, join: RankJoin, owner: &str) -> Result<Attendance, Refusal> {
+    fn take_place(&mut self, join: RankJoin, owner: &str) -> Result<Seated, Refusal> {
         let (job, rank) = (&join.job, join.rank);
         // Giving up its place may have ended the group as well.
         let known = self.collective(job).ok();
@@ -235,37 +253,22 @@ impl Locked<'_> {
             self.add(record)?;
         }
         tracing::info!(group = job, rank, generation, "rank joined");
-        if let Ok((_, group)) = self.collective(job) {
-            self.shared.exchanges.forget_strangers(job, &group.ranks);
-        }
-        let attendance = self.attend(job, rank, generation)?;
+        self.effects.push(Effect::ForgetStrangers(job.clone()));
+        let seated = self.attend(job, rank, generation)?;
         self.settle(job)?;
-        Ok(attendance)
+        Ok(seated)
     }
 
-    fn attend(&mut self, group: &str, rank: u16, generation: u64) -> Result<Attendance, Refusal> {
+    fn attend(&mut self, group: &str, rank: u16, generation: u64) -> Result<Seated, Refusal> {
         self.calls += 1;
         let call = self.calls;
         let Some(entry) = self.groups.get_mut(group) else {
             return Err(Refusal::UnknownGroup { name: group.into() });
         };
         entry.live.present.insert(rank, Presence::Here(call));
-        let attendance = self.attendance(self.group(group)?, (rank, call), generation);
+        let seated = Seated::new(self.group(group)?, (rank, call), generation);
         self.notify(group);
-        Ok(attendance)
-    }
-
-    fn attendance(&self, entry: &Entry, (rank, call): (u16, u64), generation: u64) -> Attendance {
-        Attendance {
-            shared: self.shared.clone(),
-            group: entry.record().name.clone(),
-            rank,
-            call,
-            generation,
-            changes: Changes::of(entry, !view::waits(entry)),
-            differences: false,
-            is_of_member: true,
-        }
+        Ok(seated)
     }
 
     fn away(&mut self, group: &str, rank: u16, call: u64) {
@@ -284,7 +287,7 @@ impl Locked<'_> {
             entry.live.present.insert(rank, Presence::Away(call));
         }
         if let Some(lease) = lease {
-            self.shared.later(group, lease, move |core, group| {
+            self.later(group, lease, move |core, group| {
                 core.expired(group, rank, call);
             });
         }
@@ -419,57 +422,18 @@ impl Locked<'_> {
     }
 }
 
-/// The rank's seat, if it comes with the same connection.
-fn same_seat<'r>(group: &'r Collective, join: &RankJoin) -> Option<&'r Seat> {
-    let same = |seat: &&Seat| {
-        let HostEndpoint { ip, mac, qpn, .. } = &seat.ends.endpoint;
-        let given = &join.endpoint;
-        (ip, mac, qpn, seat.sq_psn) == (&given.ip, &given.mac, &given.qpn, join.sq_psn)
-            && seat.ends.endpoint.name == given.name
-            && seat
-                .ends
-                .more
-                .iter()
-                .map(|e| e.qpn)
-                .eq(join.more.iter().map(|e| e.qpn))
-            && join.rejoin_of.is_none_or(|of| of < seat.generation)
-    };
-    group.seat(join.rank).filter(same)
-}
-
-impl StandingCall for Attendance {
-    type State = RankState;
-    type Message = v1::CollectiveState;
-
-    async fn changed(&mut self) {
-        self.changes.next().await;
-    }
-
-    fn message(&self, state: &RankState, sent: Option<&RankState>) -> v1::CollectiveState {
-        let state = state.since(sent.filter(|_| self.differences));
-        match self.is_of_member {
-            true => state,
-            false => v1::CollectiveState {
-                name: state.name,
-                phase: state.phase,
-                generation: state.generation,
-                rank: state.rank,
-                failed_rank: state.failed_rank,
-                reason: "it has failed, and this rank is free: join again".into(),
-                ..Default::default()
-            },
+impl Seated {
+    fn new(entry: &Entry, (rank, call): (u16, u64), generation: u64) -> Self {
+        Self {
+            group: entry.record().name.clone(),
+            rank,
+            call,
+            generation,
+            changes: Changes::of(entry, !view::waits(entry)),
+            is_of_member: true,
         }
     }
 
-    async fn look(&mut self) -> Result<Seen<RankState>, Refusal> {
-        self.changes.mark_seen();
-        let (seen, generation) = self.shared.read(|core| self.seen(core)).await?;
-        self.generation = generation;
-        Ok(seen)
-    }
-}
-
-impl Attendance {
     /// What it sees, and the generation that it is in or waits for.
     fn seen(&self, core: &Core) -> (Seen<RankState>, u64) {
         let Ok((entry, group)) = core.collective(&self.group) else {
@@ -498,11 +462,62 @@ impl Attendance {
     }
 }
 
+/// The rank's seat, if it comes with the same connection.
+fn same_seat<'r>(group: &'r Collective, join: &RankJoin) -> Option<&'r Seat> {
+    let same = |seat: &&Seat| {
+        let HostEndpoint { ip, mac, qpn, .. } = &seat.ends.endpoint;
+        let given = &join.endpoint;
+        (ip, mac, qpn, seat.sq_psn) == (&given.ip, &given.mac, &given.qpn, join.sq_psn)
+            && seat.ends.endpoint.name == given.name
+            && seat
+                .ends
+                .more
+                .iter()
+                .map(|e| e.qpn)
+                .eq(join.more.iter().map(|e| e.qpn))
+            && join.rejoin_of.is_none_or(|of| of < seat.generation)
+    };
+    group.seat(join.rank).filter(same)
+}
+
+impl StandingCall for Attendance {
+    type State = RankState;
+    type Message = v1::CollectiveState;
+
+    async fn changed(&mut self) {
+        self.seated.changes.next().await;
+    }
+
+    fn message(&self, state: &RankState, sent: Option<&RankState>) -> v1::CollectiveState {
+        let state = state.since(sent.filter(|_| self.differences));
+        match self.seated.is_of_member {
+            true => state,
+            false => v1::CollectiveState {
+                name: state.name,
+                phase: state.phase,
+                generation: state.generation,
+                rank: state.rank,
+                failed_rank: state.failed_rank,
+                reason: "it has failed, and this rank is free: join again".into(),
+                ..Default::default()
+            },
+        }
+    }
+
+    async fn look(&mut self) -> Result<Seen<RankState>, Refusal> {
+        self.seated.changes.mark_seen();
+        let (seen, generation) = self.shared.read(|core| self.seated.seen(core)).await?;
+        self.seated.generation = generation;
+        Ok(seen)
+    }
+}
+
 impl Drop for Attendance {
     fn drop(&mut self) {
         // If the controller stops, the client has not gone.
         if !self.shared.stopped.is_cancelled() {
-            self.shared.lock().away(&self.group, self.rank, self.call);
+            let Seated { group, rank, call, .. } = &self.seated;
+            self.shared.lock().away(group, *rank, *call);
         }
     }
 }

@@ -6,12 +6,12 @@ use castnet_proto::v1;
 
 use super::record::MemberRecord;
 use super::view;
-use crate::core::Locked;
+use crate::core::Core;
 use crate::error::Refusal;
 use crate::kinds::Kind;
 use crate::lifecycle::{After, Phase};
 
-impl Locked<'_> {
+impl Core {
     /// Adds a receiver that has not joined. A group that waits also waits for it. One that runs goes on: the receiver joins as
     /// one that was put out does.
     pub(crate) fn add_member(&mut self, group: &str, host: &str) -> Result<v1::AddMemberResponse, Refusal> {

@@ -8,8 +8,7 @@
 use std::sync::Arc;
 
 use super::{late, prune};
-use crate::core::Locked;
-use crate::driver;
+use crate::core::Core;
 use crate::error::Refusal;
 use crate::kinds::{Joining, Kind};
 use crate::lifecycle::{Event, Phase};
@@ -23,7 +22,7 @@ pub(crate) enum Afterwards {
     Member,
 }
 
-impl Locked<'_> {
+impl Core {
     /// Puts a receiver out: an operator or its lease does, or it leaves.
     pub(crate) fn evict_host(
         &mut self,
@@ -84,8 +83,7 @@ impl Locked<'_> {
             return self.step(group, Event::Ended, None);
         }
         if has_rules {
-            let shared = self.shared;
-            shared.spawn(driver::update(shared.clone(), group.into(), false));
+            self.update(group, false);
         }
         self.settle(group)
     }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::evict::Afterwards;
 use super::record::{MemberRecord, Multicast, Seat};
-use crate::core::Locked;
+use crate::core::Core;
 use crate::driver;
 use crate::error::Refusal;
 use crate::kinds::{Joining, Kind};
@@ -52,7 +52,7 @@ impl Multicast {
     }
 }
 
-impl Locked<'_> {
+impl Core {
     /// Takes a receiver that has no part in the running stream into it. The seat has a lease.
     pub(super) fn join_running(&mut self, group: &str, host: &str, seat: Seat) -> Result<(), Refusal> {
         let refuse = |reason: &str| Refusal::NotTakenIn {
@@ -126,8 +126,7 @@ impl Locked<'_> {
             }
         }
         tracing::info!(group, host, "joins the running stream");
-        let shared = self.shared;
-        shared.spawn(driver::update(shared.clone(), group.into(), true));
+        self.update(group, true);
         Ok(())
     }
 

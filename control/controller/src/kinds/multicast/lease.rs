@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::evict::Afterwards;
 use super::record::{JoinedBy, Multicast, Seat};
-use crate::core::Locked;
+use crate::core::Core;
 use crate::error::Refusal;
 use crate::kinds::Joining;
 use crate::lifecycle::Event;
@@ -22,7 +22,7 @@ impl Multicast {
     }
 }
 
-impl Locked<'_> {
+impl Core {
     /// The call of a member of a running group has ended: its lease runs, if it has one.
     pub(super) fn run_lease(&mut self, group: &str, host: &str, call: u64) {
         let Ok((_, kind)) = self.multicast(group) else {
@@ -33,7 +33,7 @@ impl Locked<'_> {
         };
         tracing::info!(group, host, ?lease, "call ended: its lease runs");
         let host = host.to_owned();
-        self.shared.later(group, lease, move |core, group| {
+        self.later(group, lease, move |core, group| {
             core.lease_over(group, &host, call)
         });
     }

@@ -11,7 +11,7 @@ use castnet_topology::{End, Topology};
 use serde::{Deserialize, Serialize};
 
 use super::record::{Multicast, Seat};
-use crate::core::Locked;
+use crate::core::Core;
 use crate::error::Refusal;
 use crate::kinds::Joining;
 
@@ -244,7 +244,7 @@ impl Multicast {
     }
 }
 
-impl Locked<'_> {
+impl Core {
     /// A member does not reach a receiver outside to which it passes the stream on.
     pub(crate) fn unreached(
         &mut self,

@@ -11,8 +11,8 @@ use castnet_wire::CoreKind;
 use serde::{Deserialize, Serialize};
 
 use super::late::carry_on;
-use crate::core::{Core, Locked, Shared};
-use crate::driver;
+use crate::core::{Core, Shared};
+use crate::effect::Effect;
 use crate::fabric::Reach;
 use crate::lifecycle::Phase;
 use crate::multicast_routes;
@@ -67,15 +67,8 @@ fn below(rule: &GroupRule) -> impl Iterator<Item = &NextHop> {
 }
 
 /// Refines a group soon, if it can be.
-fn soon(shared: &Arc<Shared>, name: &str) {
-    let (task, name) = (shared.clone(), name.to_owned());
-    shared.spawn(async move {
-        tokio::time::sleep(PAUSE).await;
-        refine(task, name).await;
-    });
-}
-
-async fn refine(shared: Arc<Shared>, name: String) {
+pub(crate) async fn soon(shared: Arc<Shared>, name: String) {
+    tokio::time::sleep(PAUSE).await;
     let Some(draft) = shared.lock().begin_refinement(&name) else {
         return;
     };
@@ -103,22 +96,22 @@ impl Core {
     }
 }
 
-impl Locked<'_> {
+impl Core {
     /// Refines all groups that may be, when a router has come.
-    pub(crate) fn refine_all(&self) {
+    pub(crate) fn refine_all(&mut self) {
         for name in self.groups.names() {
             self.refine_soon(&name);
         }
     }
 
     /// Refines a group soon, if it may be, and groups have addresses.
-    pub(crate) fn refine_soon(&self, name: &str) {
+    pub(crate) fn refine_soon(&mut self, name: &str) {
         let file = self.facts.file.as_ref();
         let entry = self.groups.get(name);
         if file.is_some_and(|file| file.group_addresses().is_some())
             && entry.is_some_and(|entry| is_wanted(entry.record()))
         {
-            soon(self.shared, name);
+            self.effects.push(Effect::Refine(name.into()));
         }
     }
 
@@ -133,7 +126,7 @@ impl Locked<'_> {
             return None;
         }
         if !entry.is_confirmed() || kind.members.iter().any(|member| member.is_waiting()) {
-            soon(self.shared, name);
+            self.effects.push(Effect::Refine(name.into()));
             return None;
         }
         let (generation, copies) = (record.generation, copies(record.plan.as_ref()?)?);
@@ -182,7 +175,6 @@ impl Locked<'_> {
             record.generation = generation + 1;
             record.plan = Some(Arc::new(plan));
         });
-        let shared = self.shared;
-        shared.spawn(driver::update(shared.clone(), name.into(), true));
+        self.update(name, true);
     }
 }

@@ -11,7 +11,7 @@ use castnet_rules::Endpoint;
 
 use super::late::has_host;
 use crate::broken_links;
-use crate::core::{Core, Locked, Shared};
+use crate::core::{Core, Shared};
 use crate::driver;
 use crate::kinds::Kind;
 use crate::planning::{Layout, NoPlan};
@@ -19,11 +19,11 @@ use crate::record::{Plan, Record};
 
 /// Finds a tree without the links that are down. If there is none, the state of the group says why.
 pub(crate) async fn replan(shared: Arc<Shared>, name: String, lost: String) {
-    let wanted = |core: &mut Locked<'_>| {
+    let wanted = |core: &mut Core| {
         core.give_up_all_joining(&name, &lost);
         wanted(core, &name).ok_or(())
     };
-    let then = |core: &mut Locked<'_>, wanted: Record, layout: Result<Layout, _>| {
+    let then = |core: &mut Core, wanted: Record, layout: Result<Layout, _>| {
         let is_same = |r: &Record| r.generation + 1 == wanted.generation && r.phase.has_run();
         if !core.groups.get(&name).is_some_and(|e| is_same(e.record())) {
             return;
@@ -36,8 +36,7 @@ pub(crate) async fn replan(shared: Arc<Shared>, name: String, lost: String) {
         match placed {
             Ok(()) => {
                 tracing::warn!(group = name, lost, "gets another tree");
-                let shared = core.shared;
-                shared.spawn(driver::update(shared.clone(), name.clone(), true));
+                core.update(&name, true);
             }
             Err(reason) => {
                 let note = format!("no other tree: {reason}");
@@ -73,7 +72,7 @@ fn wanted(core: &Core, name: &str) -> Option<Record> {
 }
 
 /// Stores the new tree. Fails if members would have to connect in another way.
-fn place(core: &mut Locked<'_>, wanted: &Record, layout: Layout) -> Result<(), &'static str> {
+fn place(core: &mut Core, wanted: &Record, layout: Layout) -> Result<(), &'static str> {
     let Layout {
         plan, new_mcst_ids, ..
     } = layout;

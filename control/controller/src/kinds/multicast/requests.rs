@@ -42,6 +42,27 @@ pub(crate) struct HowToJoin {
 }
 
 impl Locked<'_> {
+    pub(crate) fn join(
+        &mut self,
+        group: &str,
+        host: String,
+        ends: Vec<HostEndpoint>,
+        how: HowToJoin,
+    ) -> Result<Join, Refusal> {
+        let (call, changes) = self.take_in(group, &host, ends, how)?;
+        Ok(Join {
+            shared: self.shared.clone(),
+            group: group.into(),
+            host,
+            call,
+            has_lease: how.lease.is_some(),
+            changes,
+            brief: false,
+        })
+    }
+}
+
+impl Core {
     pub(crate) fn check_multicast(&self, group: &NewGroup) -> Result<(), Refusal> {
         self.free_name(&group.name)?;
         for (i, member) in group.members.iter().enumerate() {
@@ -77,21 +98,22 @@ impl Locked<'_> {
         Ok(complete)
     }
 
-    pub(crate) fn join(
+    /// Returns the number of the call, and the changes that it waits for.
+    fn take_in(
         &mut self,
         group: &str,
-        host: String,
+        host: &str,
         ends: Vec<HostEndpoint>,
         how: HowToJoin,
-    ) -> Result<Join, Refusal> {
+    ) -> Result<(u64, Changes), Refusal> {
         let HowToJoin {
             lease,
             from_next_message,
             co_works,
             passes_on,
         } = how;
-        self.give_up_connection(group, &host, &ends)?;
-        let (record, member) = self.member(group, &host)?;
+        self.give_up_connection(group, host, &ends)?;
+        let (record, member) = self.member(group, host)?;
         let phase = record.phase;
         one_end_each("connection", ends.len(), record.lanes())?;
         // How it joined before with the same connection.
@@ -155,8 +177,8 @@ impl Locked<'_> {
             passes_on: passes_on && lease_ms.is_some(),
         });
         match seat {
-            Some(seat) if joins_running => self.join_running(group, &host, seat)?,
-            seat => self.set_member(group, &host, seat.map_or(Joining::Expected, Joining::Joined))?,
+            Some(seat) if joins_running => self.join_running(group, host, seat)?,
+            seat => self.set_member(group, host, seat.map_or(Joining::Expected, Joining::Joined))?,
         }
         if let Some(entry) = self.groups.get_mut(group).filter(|_| lease.is_some()) {
             entry.calls.insert(call);
@@ -164,15 +186,7 @@ impl Locked<'_> {
         let changes = Changes::of(self.group(group)?, true);
         self.settle(group)?;
         tracing::info!(group, host, "joined");
-        Ok(Join {
-            shared: self.shared.clone(),
-            group: group.into(),
-            host,
-            call,
-            has_lease: lease.is_some(),
-            changes,
-            brief: false,
-        })
+        Ok((call, changes))
     }
 
     /// A member that comes with a new connection after its call has ended has lost the old one.
@@ -195,8 +209,7 @@ impl Locked<'_> {
             entry.calls.remove(&call);
         }
         self.withdraw(group, host, call);
-        if !self.shared.stopped.is_cancelled() && self.group(group).is_ok_and(|e| e.record().phase.has_run())
-        {
+        if self.journal.check_open().is_ok() && self.group(group).is_ok_and(|e| e.record().phase.has_run()) {
             if self
                 .multicast(group)
                 .is_ok_and(|(_, kind)| kind.is_by(host, call))
@@ -209,7 +222,7 @@ impl Locked<'_> {
 
     fn withdraw(&mut self, group: &str, host: &str, call: u64) {
         // The controller stops; the client has not gone. The join stays as it is stored.
-        if self.shared.stopped.is_cancelled() {
+        if self.journal.check_open().is_err() {
             return;
         }
         let Ok((entry, kind)) = self.multicast(group) else {
@@ -340,13 +353,13 @@ impl Shared {
     ) -> Result<bool, Refusal> {
         let wanted = group.mcst_id;
         let start_psn = group.start_psn.unwrap_or_else(|| Psn::new(draw() as u32));
-        let record = |core: &mut Locked<'_>| {
+        let record = |core: &mut Core| {
             core.check_multicast(&group)?;
-            let latency = core.shared.config.relay_latency;
+            let latency = core.config.relay_latency;
             let kind = Kind::Multicast(Multicast::new(group.clone(), start_psn, latency));
             core.draw_up(&group.name, kind, (group.lanes, group.rate_limit), wanted, owner)
         };
-        let then = |core: &mut Locked<'_>, record, layout| {
+        let then = |core: &mut Core, record, layout| {
             core.check_multicast(&group)?;
             core.add_multicast(record, wanted, layout)
         };

@@ -13,7 +13,8 @@ use castnet_wire::Syndrome;
 use tokio::time::Instant;
 
 use super::late::has_host;
-use crate::core::Locked;
+use crate::core::Core;
+use crate::effect::Effect;
 use crate::table::Entry;
 
 /// A receiver that stalls was sent the packet that it lacks so often again. Each time, a request for an ACK follows that packet.
@@ -39,7 +40,7 @@ pub(crate) fn waits_for<'e>(entry: &'e Entry, switch: &str, now: Instant) -> Opt
     (is_fresh && stall.generation == record.generation).then_some(stall)
 }
 
-impl Locked<'_> {
+impl Core {
     /// A switch reports that a group waits for a path. Returns whether to ask the switch which neighbours it hears.
     pub(crate) fn path_stalled(&mut self, switch: &str, stalled: v1::PathStalled) -> bool {
         let stalled = v1::PathStalled {
@@ -64,7 +65,7 @@ impl Locked<'_> {
             return false;
         }
         let stall = PathStall {
-            at: Instant::now(),
+            at: self.now,
             generation: stalled.generation,
             next_hop: hop.into(),
             waited: Duration::from_nanos(stalled.for_ns),
@@ -74,9 +75,7 @@ impl Locked<'_> {
         }
         self.signs.note_stall(switch, &name);
         // One that hangs answers no more.
-        if let Some(link) = self.shared.links.get(hop) {
-            link.look_now();
-        }
+        self.effects.push(Effect::Look(hop.into()));
         true
     }
 
