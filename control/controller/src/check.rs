@@ -10,7 +10,7 @@ use castnet_proto::transport::Address;
 use castnet_topology::{Switch, SwitchKind, Topology, overlaps, pool_fault};
 
 use crate::config::{Config, SwitchConfig};
-use crate::multicast_routes::MulticastRoutes;
+use crate::state::multicast_routes::MulticastRoutes;
 
 /// Longest time limit.
 pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);

@@ -15,7 +15,7 @@ use castnet_wire::tree_latency;
 
 use crate::check::{TIMEOUT_MAX, timeout_text};
 use crate::store::etcd::EtcdConfig;
-use crate::tenants::Tenant;
+use crate::state::tenants::Tenant;
 
 /// Default pool of McstIDs: 65,534 of them. No host may have an address of it.
 pub const DEFAULT_MCST_POOL: &str = "10.200.0.0/16";

@@ -10,7 +10,7 @@ use castnet_wire::{McstId, Qpn};
 use tonic::{Code, Status};
 
 use crate::check::ConfigFaults;
-use crate::lifecycle::{Cause, Failure};
+use crate::state::lifecycle::{Cause, Failure};
 use crate::store::StoreError;
 
 /// Why a request is refused. Displays the reason without the field.

@@ -19,42 +19,12 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod access;
-mod broken_links;
 mod check;
 mod config;
-mod core;
-mod detour;
-mod driver;
-mod effect;
-mod election;
 mod error;
-mod fabric;
-mod foresee;
-mod front;
-mod health;
-mod hosts;
-mod journal;
-pub mod kinds;
-pub mod lifecycle;
-mod link;
-mod lost_switches;
-mod multicast_routes;
-mod others;
-mod planning;
-mod pool;
-mod reconcile;
-pub mod record;
-mod requests;
-mod service;
-mod shown;
+mod shell;
 mod state;
 pub mod store;
-mod table;
-mod tenants;
-mod view;
-mod watch;
-pub mod written_off;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -76,22 +46,24 @@ pub use crate::check::{ConfigFault, ConfigFaults};
 pub use crate::config::{
     Checkpoint, Checkpoints, Config, DEFAULT_LISTEN, DEFAULT_MCST_POOL, SwitchConfig, Timeouts,
 };
-use crate::core::{Core, Shared};
-use crate::election::Present;
+use crate::shell::shared::Shared;
+use crate::state::core::Core;
+use crate::shell::election::Present;
 pub use crate::error::StartError;
-use crate::fabric::{Fabric, Facts};
-use crate::front::Front;
-use crate::health::Probe;
-use crate::journal::Journal;
-use crate::multicast_routes::MulticastRoutes;
-use crate::others::Others;
-use crate::state::Postponed;
+use crate::state::fabric::{Fabric, Facts};
+use crate::shell::front::Front;
+use crate::shell::health::Probe;
+use crate::state::journal::Journal;
+use crate::state::multicast_routes::MulticastRoutes;
+use crate::state::others::Others;
+use crate::state::change::Postponed;
 use crate::store::etcd::{EtcdConfig, Lead};
 use crate::store::memory::MemoryStore;
 use crate::store::redb::RedbStore;
 use crate::store::{Store, Stored, Table};
-use crate::table::Groups;
-pub use crate::tenants::Tenant;
+use crate::state::table::Groups;
+pub use crate::state::tenants::Tenant;
+pub use crate::state::{kinds, lifecycle, record, written_off};
 
 /// A running controller. If dropped, it ends at once, as if killed; [`Controller::stop`] waits until it has ended.
 pub struct Controller {

@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Batch, Entry, Key, STORE_VERSION, Store, StoreError, Table, Write, encode};
-use crate::fabric::HostRecord;
-use crate::record::Record;
-use crate::written_off::WrittenOff;
+use crate::state::fabric::HostRecord;
+use crate::state::record::Record;
+use crate::state::written_off::WrittenOff;
 
 /// Entries of a store.
 pub type Entries = BTreeMap<Key, Entry>;

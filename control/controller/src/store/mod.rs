@@ -11,10 +11,10 @@ use castnet_wire::McstId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::fabric::HostRecord;
-use crate::record::Record;
-use crate::requests::draw;
-use crate::written_off::WrittenOff;
+use crate::state::fabric::HostRecord;
+use crate::state::record::Record;
+use crate::state::requests::draw;
+use crate::state::written_off::WrittenOff;
 
 pub mod content;
 pub mod etcd;

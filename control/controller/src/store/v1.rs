@@ -3,7 +3,7 @@
 use serde::de::Error as _;
 use serde_json::{Error, Map, Value, json};
 
-use crate::record::{Ending, Record};
+use crate::state::record::{Ending, Record};
 
 /// Fields of a rule of any kind; the others are now in the part for its kind.
 const OF_RULE: [&str; 6] = [

@@ -1,0 +1,219 @@
+//! Calls of members that stand, and of clients that wait for what they have asked for.
+
+use std::sync::Arc;
+
+use castnet_proto::convert::RankJoin;
+use castnet_proto::v1;
+use castnet_rules::HostEndpoint;
+use tokio::sync::watch;
+
+use super::shared::{Locked, Shared};
+use crate::error::Refusal;
+use crate::state::core::Core;
+use crate::state::kinds::Joining;
+use crate::state::kinds::collective::requests::Seated;
+use crate::state::kinds::collective::view::RankState;
+use crate::state::kinds::multicast::record::JoinedBy;
+use crate::state::kinds::multicast::requests::HowToJoin;
+use crate::state::kinds::multicast::view;
+use crate::state::lifecycle::Phase;
+use crate::state::requests::{Changes, Seen};
+
+/// A member's call that stands while it waits for changes of its group.
+pub(crate) trait StandingCall: Send + 'static {
+    type State: PartialEq + Send + Sync + 'static;
+    type Message: Send + 'static;
+
+    /// Waits until the member is to look; at first, there is something to see.
+    fn changed(&mut self) -> impl Future<Output = ()> + Send;
+
+    /// `sent`: the state that was sent before, if any.
+    fn message(&self, state: &Self::State, sent: Option<&Self::State>) -> Self::Message;
+
+    fn look(&mut self) -> impl Future<Output = Result<Seen<Self::State>, Refusal>> + Send;
+}
+
+/// A rank's call, which stands while it is in. When it is dropped, the rank's lease starts to run.
+pub(crate) struct Attendance {
+    shared: Arc<Shared>,
+    seated: Seated,
+    /// Whether it gets differences.
+    pub(crate) differences: bool,
+}
+
+impl Locked<'_> {
+    /// A rank joins, joins again, or returns to its seat after its call had ended.
+    pub(crate) fn init(&mut self, join: RankJoin, owner: &str) -> Result<Attendance, Refusal> {
+        let seated = self.seat_rank(join, owner)?;
+        Ok(Attendance {
+            shared: self.shared.clone(),
+            seated,
+            differences: false,
+        })
+    }
+}
+
+impl StandingCall for Attendance {
+    type State = RankState;
+    type Message = v1::CollectiveState;
+
+    async fn changed(&mut self) {
+        self.seated.changes.next().await;
+    }
+
+    fn message(&self, state: &RankState, sent: Option<&RankState>) -> v1::CollectiveState {
+        let state = state.since(sent.filter(|_| self.differences));
+        match self.seated.is_of_member {
+            true => state,
+            false => v1::CollectiveState {
+                name: state.name,
+                phase: state.phase,
+                generation: state.generation,
+                rank: state.rank,
+                failed_rank: state.failed_rank,
+                reason: "it has failed, and this rank is free: join again".into(),
+                ..Default::default()
+            },
+        }
+    }
+
+    async fn look(&mut self) -> Result<Seen<RankState>, Refusal> {
+        self.seated.changes.mark_seen();
+        let (seen, generation) = self.shared.read(|core| self.seated.seen(core)).await?;
+        self.seated.generation = generation;
+        Ok(seen)
+    }
+}
+
+impl Drop for Attendance {
+    fn drop(&mut self) {
+        // If the controller stops, the client has not gone.
+        if !self.shared.stopped.is_cancelled() {
+            let Seated { group, rank, call, .. } = &self.seated;
+            self.shared.lock().away(group, *rank, *call);
+        }
+    }
+}
+
+/// A join that stands on a call: withdrawn if dropped before the group is active. Then the lease runs, if there is one.
+pub(crate) struct Join {
+    shared: Arc<Shared>,
+    group: String,
+    host: String,
+    call: u64,
+    has_lease: bool,
+    changes: Changes,
+    /// Whether it sees of the members only itself and the source.
+    pub(crate) brief: bool,
+}
+
+impl Locked<'_> {
+    pub(crate) fn join(
+        &mut self,
+        group: &str,
+        host: String,
+        ends: Vec<HostEndpoint>,
+        how: HowToJoin,
+    ) -> Result<Join, Refusal> {
+        let (call, changes) = self.take_in(group, &host, ends, how)?;
+        Ok(Join {
+            shared: self.shared.clone(),
+            group: group.into(),
+            host,
+            call,
+            has_lease: how.lease.is_some(),
+            changes,
+            brief: false,
+        })
+    }
+}
+
+impl StandingCall for Join {
+    type State = v1::GroupState;
+    type Message = v1::GroupState;
+
+    async fn changed(&mut self) {
+        self.changes.next().await;
+    }
+
+    fn message(&self, state: &v1::GroupState, _sent: Option<&v1::GroupState>) -> v1::GroupState {
+        state.clone()
+    }
+
+    async fn look(&mut self) -> Result<Seen<v1::GroupState>, Refusal> {
+        self.changes.mark_seen();
+        let seen = self.shared.read(|core| self.seen(core)).await?;
+        Ok(seen.unwrap_or_else(|| {
+            let (host, group) = (&self.host, &self.group);
+            Seen::Superseded(format!(
+                "host {host:?} is not in group {group:?} by this call any more"
+            ))
+        }))
+    }
+}
+
+impl Join {
+    /// What the member sees; `None` if the join no longer stands.
+    fn seen(&self, core: &Core) -> Option<Seen<v1::GroupState>> {
+        let (entry, kind) = core.multicast(&self.group).ok()?;
+        let (_, member) = kind.member(&self.host)?;
+        let state = || Box::new(view::state_for(kind, core, entry, &self.host, self.brief));
+        let by = [JoinedBy::Creation, JoinedBy::Call(self.call)];
+        let stands = matches!(&member.state, Joining::Joined(seat) if by.contains(&seat.by));
+        match entry.record().phase {
+            phase if stands && phase.has_run() && kind.is_waiting(&self.host) => Some(Seen::State(state())),
+            Phase::Active | Phase::Degraded if self.has_lease && stands => Some(Seen::State(state())),
+            // It was put out, unless another call stands for it.
+            _ if self.has_lease && matches!(member.state, Joining::Expected) => Some(Seen::Last(state())),
+            Phase::Active | Phase::Degraded | Phase::Refused => Some(Seen::Last(state())),
+            _ => stands.then(|| Seen::State(state())),
+        }
+    }
+}
+
+impl Drop for Join {
+    fn drop(&mut self) {
+        self.shared.lock().ended(&self.group, &self.host, self.call);
+    }
+}
+
+impl Shared {
+    /// Waits until the switches have the changed rules of a running group; returns those that cannot be reached.
+    pub(crate) async fn updated(
+        &self,
+        group: &str,
+        changed: watch::Receiver<()>,
+    ) -> Result<Vec<String>, Refusal> {
+        let pending = |core: &Core| {
+            let Some(entry) = core.groups.get(group).filter(|e| e.record().phase.has_run()) else {
+                return Some(Vec::new());
+            };
+            let lacks = |switch: &&String| match entry.record().wanted_rule(switch) {
+                Some(_) => !entry.confirmed.contains(*switch),
+                None => true,
+            };
+            let pending: Vec<String> = entry.record().placed.iter().filter(lacks).cloned().collect();
+            let tried = pending.iter().all(|s| entry.problems.contains_key(s));
+            tried.then_some(pending)
+        };
+        Ok(self.find(changed, pending).await?.unwrap_or_default())
+    }
+
+    /// Waits until a group that is being destroyed is gone or waits for unreachable switches; returns those.
+    pub(crate) async fn gone(
+        &self,
+        group: &str,
+        changed: watch::Receiver<()>,
+    ) -> Result<Vec<String>, Refusal> {
+        let pending = |core: &Core| {
+            let Some(entry) = core.groups.get(group) else {
+                return Some(Vec::new());
+            };
+            let placed = &entry.record().placed;
+            let tried = !entry.driven && placed.iter().all(|s| entry.problems.contains_key(s));
+            let removing = matches!(entry.record().phase, Phase::Removing(_));
+            (tried && !placed.is_empty() && removing).then(|| placed.iter().cloned().collect())
+        };
+        Ok(self.find(changed, pending).await?.unwrap_or_default())
+    }
+}

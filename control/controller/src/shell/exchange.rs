@@ -1,0 +1,433 @@
+//! The exchange of blobs between the ranks of a job: an all-gather through the controller.
+//!
+//! A blob goes to each rank, so it counts as often as there are ranks, from its call until the answer to that call is sent: a client that does
+//! not read its answers uses up its own room.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use castnet_proto::access::{Caller, Role};
+use castnet_proto::convert::ExchangeCall;
+use castnet_proto::v1::{self, ExchangeAmong};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+
+use crate::state::kinds::collective::record::RankRecord;
+use crate::state::kinds::collective::secret::Secret;
+use crate::state::access::check_size;
+use crate::error::Refusal;
+
+/// Maximum bytes of all blobs, each counted once.
+const BYTES_MAX: usize = 256 << 20;
+/// Maximum bytes that the blobs of a host take in answers, which must not keep others out.
+const BYTES_OF_HOST_MAX: usize = 128 << 20;
+/// What a call takes beside its blob.
+const CALL_BYTES: usize = 1024;
+type Blobs = Arc<Vec<Vec<u8>>>;
+/// Name of the job or the group, between whom it is, and number of the round.
+type Key = (String, ExchangeAmong, u64);
+type Done = watch::Receiver<Option<Blobs>>;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Exchanges(Arc<Mutex<Open>>);
+
+#[derive(Debug, Default)]
+struct Open {
+    rounds: BTreeMap<Key, Round>,
+    bytes: usize,
+    /// In answers, of each host that has some, by its identity.
+    by_host: BTreeMap<String, usize>,
+    calls: u64,
+}
+
+#[derive(Debug)]
+struct Round {
+    size: u16,
+    /// As the first rank gave it.
+    secret: Secret,
+    /// By rank.
+    blobs: BTreeMap<u16, Blob>,
+    done: watch::Sender<Option<Blobs>>,
+}
+
+#[derive(Debug)]
+struct Blob {
+    /// Number of the call that gave it.
+    call: u64,
+    caller: Arc<Caller>,
+    bytes: Vec<u8>,
+}
+
+/// What a call takes: the bytes of its blob, and those in the answers to all ranks.
+#[derive(Clone, Copy, Debug)]
+struct Weight {
+    bytes: usize,
+    in_answers: usize,
+}
+
+impl Open {
+    /// Counts a blob. Refuses it if there is no room.
+    fn add(&mut self, caller: &Caller, more: Weight) -> Result<(), Refusal> {
+        if self.bytes + more.bytes > BYTES_MAX {
+            return Err(Refusal::ExchangesFull { bytes: self.bytes });
+        }
+        if caller.role == Role::Host {
+            let of_host = self.by_host.get(caller.identity()).copied().unwrap_or_default();
+            if of_host + more.in_answers > BYTES_OF_HOST_MAX {
+                return Err(Refusal::ExchangesFull { bytes: of_host });
+            }
+            self.by_host
+                .insert(caller.identity().into(), of_host + more.in_answers);
+        }
+        self.bytes += more.bytes;
+        Ok(())
+    }
+
+    fn end(&mut self, caller: &Caller, weight: Weight) {
+        self.bytes -= weight.bytes;
+        if let Some(bytes) = self
+            .by_host
+            .get_mut(caller.identity())
+            .filter(|_| caller.role == Role::Host)
+        {
+            *bytes -= weight.in_answers;
+            if *bytes == 0 {
+                self.by_host.remove(caller.identity());
+            }
+        }
+    }
+}
+
+/// A rank's part in a round, until it is answered: taken back if dropped before the round is complete.
+#[derive(Debug)]
+pub(crate) struct Part {
+    exchanges: Exchanges,
+    key: Key,
+    rank: u16,
+    call: u64,
+    caller: Arc<Caller>,
+    weight: Weight,
+}
+
+impl Exchanges {
+    /// Takes the blob of a rank. The answer is there when all ranks have given theirs.
+    pub(crate) fn exchange(
+        &self,
+        call: ExchangeCall,
+        caller: Arc<Caller>,
+    ) -> Result<impl Future<Output = Result<(v1::ExchangeResponse, Part), Refusal>> + Send + use<>, Refusal>
+    {
+        let deadline = Instant::now() + call.timeout;
+        let (waited, key) = (call.timeout, (call.job.clone(), call.among, call.round));
+        let (part, mut done) = self.put(call, caller)?;
+        let exchanges = self.clone();
+        Ok(async move {
+            let blobs = match timeout_at(deadline, done.wait_for(Option::is_some)).await {
+                Ok(Ok(blobs)) => blobs.clone(),
+                // The sender is dropped with the complete round, with its last part, which is this one, or with a stranger's part.
+                Ok(Err(_)) => None,
+                Err(_) => {
+                    let missing = exchanges.missing(&key);
+                    drop(part);
+                    return Err(Refusal::ExchangeTimeout {
+                        job: key.0,
+                        round: key.2,
+                        waited,
+                        missing,
+                    });
+                }
+            };
+            let blobs = blobs.ok_or(Refusal::Stopping)?.as_ref().clone();
+            Ok((v1::ExchangeResponse { blobs }, part))
+        })
+    }
+
+    fn put(&self, call: ExchangeCall, caller: Arc<Caller>) -> Result<(Part, Done), Refusal> {
+        let open = &mut *self.0.lock();
+        let key = (call.job, call.among, call.round);
+        if let Some(round) = open.rounds.get(&key) {
+            check_size(&key.0, round.size.into(), call.size)?;
+        }
+        let secret = Secret::new(&key.0, &call.secret);
+        if open.rounds.get(&key).is_some_and(|r| !r.secret.same(&secret)) {
+            let (job, rank) = (key.0, call.rank);
+            return Err(Refusal::OtherSecret { job, rank });
+        }
+        let first = open.rounds.get(&key).and_then(|r| r.blobs.get(&call.rank));
+        if let Some(first) = first
+            && caller.role != Role::Operator
+            && caller.peer.names != first.caller.peer.names
+        {
+            let what = format!("exchange as rank {} of job {:?}", call.rank, key.0);
+            return Err(caller.denied(what, "another host has called as this rank").into());
+        }
+        let bytes = call.blob.len() + CALL_BYTES;
+        let weight = Weight {
+            bytes,
+            in_answers: bytes * usize::from(call.size),
+        };
+        open.add(&caller, weight)?;
+        open.calls += 1;
+        let number = open.calls;
+        let round = open.rounds.entry(key.clone()).or_insert_with(|| Round {
+            size: call.size,
+            secret,
+            blobs: BTreeMap::new(),
+            done: watch::Sender::new(None),
+        });
+        let done = round.done.subscribe();
+        let blob = Blob {
+            call: number,
+            caller: caller.clone(),
+            bytes: call.blob,
+        };
+        // A rank that calls again has lost its first call: the newer blob counts.
+        round.blobs.insert(call.rank, blob);
+        let is_complete = round.blobs.len() == usize::from(round.size);
+        if is_complete && let Some(complete) = open.rounds.remove(&key) {
+            let blobs = complete.blobs.into_values().map(|blob| blob.bytes).collect();
+            complete.done.send_replace(Some(Arc::new(blobs)));
+        }
+        let part = Part {
+            exchanges: self.clone(),
+            key,
+            rank: call.rank,
+            call: number,
+            caller,
+            weight,
+        };
+        Ok((part, done))
+    }
+
+    /// Ends the rounds in which a host has given a blob for a rank that is another host's now. Before a job has a group, each rank is free for
+    /// the first caller. The calls of all hosts in such a round fail, and may be repeated.
+    pub(crate) fn forget_strangers(&self, job: &str, ranks: &[Arc<RankRecord>]) {
+        let open = &mut *self.0.lock();
+        let key = |round| (job.to_owned(), ExchangeAmong::Unspecified, round);
+        let belongs = |(rank, blob): (&u16, &Blob)| {
+            let place = ranks.get(usize::from(*rank));
+            place.is_some_and(|place| place.host.is_empty() || blob.caller.may_be(&place.host))
+        };
+        let all = open.rounds.range(key(0)..=key(u64::MAX));
+        let wrong = all
+            .filter(|(_, round)| usize::from(round.size) != ranks.len() || !round.blobs.iter().all(belongs));
+        let wrong: Vec<Key> = wrong.map(|(key, _)| key.clone()).collect();
+        for key in wrong {
+            open.rounds.remove(&key);
+        }
+    }
+
+    fn missing(&self, key: &Key) -> Vec<u16> {
+        let open = self.0.lock();
+        let round = open.rounds.get(key);
+        round.map_or_else(Vec::new, |r| {
+            (0..r.size).filter(|rank| !r.blobs.contains_key(rank)).collect()
+        })
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let open = &mut *self.exchanges.0.lock();
+        open.end(&self.caller, self.weight);
+        let Some(round) = open.rounds.get_mut(&self.key) else {
+            return;
+        };
+        if round.blobs.get(&self.rank).is_some_and(|b| b.call == self.call) {
+            round.blobs.remove(&self.rank);
+            if round.blobs.is_empty() {
+                open.rounds.remove(&self.key);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use castnet_proto::transport::Peer;
+
+    use crate::state::kinds::collective::record::{Collective, Settings};
+    use super::*;
+
+    fn caller(name: Option<&str>) -> Arc<Caller> {
+        let peer = Arc::new(Peer {
+            address: String::new(),
+            names: name.map(|name| vec![name.into()]),
+        });
+        Arc::new(Caller::new(peer, name.map_or(Role::Operator, |_| Role::Host)))
+    }
+
+    fn call(rank: u16, size: u16, round: u64, blob: &[u8]) -> ExchangeCall {
+        ExchangeCall {
+            job: "job".into(),
+            among: ExchangeAmong::Unspecified,
+            rank,
+            size,
+            round,
+            blob: blob.into(),
+            timeout: Duration::from_secs(60),
+            secret: Vec::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_host_does_not_keep_others_out() {
+        let exchanges = Exchanges::default();
+        let blob = vec![0; (1 << 20) - CALL_BYTES];
+        let mut parts = Vec::new();
+        // It goes to 32 ranks.
+        let put = |host, round| exchanges.put(call(0, 32, round, &blob), caller(host));
+        for round in 0..4 {
+            parts.push(put(Some("h9"), round).unwrap());
+        }
+        let refused = put(Some("h9"), 4).map(drop).unwrap_err();
+        assert!(
+            matches!(refused, Refusal::ExchangesFull { bytes } if bytes == 128 << 20),
+            "{refused}"
+        );
+        // The newer blob of a call counts, and what has ended does not.
+        let again = put(Some("h9"), 0);
+        assert!(again.is_err(), "both count until the first has ended");
+        parts.push(put(Some("h1"), 33).unwrap());
+        drop(parts);
+        parts = vec![put(Some("h9"), 0).unwrap()];
+        drop(parts);
+        let open = exchanges.0.lock();
+        assert_eq!((open.bytes, open.by_host.len(), open.rounds.len()), (0, 0, 0));
+    }
+
+    /// A client that does not read its answers cannot fill the memory with them.
+    #[tokio::test]
+    async fn an_answer_counts_until_it_is_sent() {
+        let exchanges = Exchanges::default();
+        let blob = vec![0; (1 << 20) - CALL_BYTES];
+        let put = |rank| {
+            exchanges
+                .put(call(rank, 2, 0, &blob), caller(Some("h9")))
+                .unwrap()
+        };
+        let parts = [put(0), put(1)];
+        let of_host = || exchanges.0.lock().by_host.get("h9").copied();
+        assert!(exchanges.0.lock().rounds.is_empty(), "it is complete");
+        assert_eq!(of_host(), Some(4 << 20));
+        let [first, second] = parts;
+        drop(first);
+        assert_eq!(of_host(), Some(2 << 20));
+        drop(second);
+        let (_, part) = exchanges
+            .exchange(call(0, 1, 1, b"xyz"), caller(Some("h9")))
+            .unwrap()
+            .await
+            .unwrap();
+        assert_eq!(of_host(), Some(3 + CALL_BYTES));
+        drop(part);
+        let open = exchanges.0.lock();
+        assert_eq!((open.bytes, open.by_host.len(), open.rounds.len()), (0, 0, 0));
+    }
+
+    #[tokio::test]
+    async fn all_get_all_in_rank_order_and_nothing_stays() {
+        let exchanges = Exchanges::default();
+        let ranks = (0..4u16).rev().map(|rank| {
+            let exchanges = exchanges.clone();
+            tokio::spawn(async move {
+                exchanges
+                    .exchange(call(rank, 4, 7, &[rank as u8; 3]), caller(None))?
+                    .await
+            })
+        });
+        for rank in ranks.collect::<Vec<_>>() {
+            let blobs = rank.await.unwrap().unwrap().0.blobs;
+            assert_eq!(blobs, (0..4u8).map(|r| vec![r; 3]).collect::<Vec<_>>());
+        }
+        let open = exchanges.0.lock();
+        assert_eq!((open.rounds.len(), open.bytes), (0, 0));
+    }
+
+    /// Who was first, before the job had a group, does not stay in the place of another.
+    #[tokio::test]
+    async fn a_blob_for_a_rank_that_is_anothers_now_is_taken_back() {
+        let exchanges = Exchanges::default();
+        let put = |rank, size, round, host| {
+            exchanges
+                .put(call(rank, size, round, b"blob"), caller(host))
+                .unwrap()
+                .0
+        };
+        let parts = [
+            put(0, 3, 0, Some("h9")),
+            put(2, 3, 0, Some("h9")),
+            put(0, 3, 1, Some("h9")),
+            put(0, 2, 2, Some("h0")),
+            put(1, 3, 3, Some("h1")),
+            put(2, 3, 3, Some("h9")),
+        ];
+        let hosts = ["h0", "h1", ""].map(String::from).to_vec();
+        let group = Collective::new(hosts, Settings::new(&Default::default()), false);
+        exchanges.forget_strangers("job", &group.ranks);
+        // A free rank may be h9's. Nothing is left of rounds with strangers and of another size.
+        let left: Vec<u64> = exchanges.0.lock().rounds.keys().map(|key| key.2).collect();
+        assert_eq!(left, [3]);
+        drop(put(0, 3, 0, Some("h0")));
+        drop(parts);
+        let open = exchanges.0.lock();
+        assert_eq!((open.bytes, open.by_host.len(), open.rounds.len()), (0, 0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_time_out_names_the_missing_and_takes_the_blob_back() {
+        let exchanges = Exchanges::default();
+        let hurried = ExchangeCall {
+            timeout: Duration::ZERO,
+            ..call(1, 4, 0, b"x")
+        };
+        let error = exchanges
+            .exchange(hurried, caller(None))
+            .unwrap()
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains("rank 0, 2, 3"), "{error}");
+        assert_eq!(exchanges.0.lock().bytes, 0);
+        assert!(exchanges.0.lock().rounds.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_goes_and_comes_again_counts_once_and_sizes_must_agree() {
+        let exchanges = Exchanges::default();
+        let (part, _) = exchanges.put(call(0, 2, 0, b"old"), caller(Some("h0"))).unwrap();
+        let (again, _) = exchanges
+            .put(call(0, 2, 0, b"newer"), caller(Some("h0")))
+            .unwrap();
+        let other_secret = ExchangeCall {
+            secret: b"x".into(),
+            ..call(1, 2, 0, b"evil")
+        };
+        let refused = exchanges.put(other_secret, caller(None));
+        assert!(matches!(refused, Err(Refusal::OtherSecret { rank: 1, .. })));
+        let stranger = exchanges.put(call(0, 2, 0, b"evil"), caller(Some("h1")));
+        assert!(matches!(stranger, Err(Refusal::Denied(_))));
+        drop(part);
+        assert_eq!(
+            exchanges.0.lock().bytes,
+            5 + CALL_BYTES,
+            "the late end of the first call takes its own alone"
+        );
+        assert!(matches!(
+            exchanges.put(call(1, 3, 0, b""), caller(None)),
+            Err(Refusal::OtherSize { .. })
+        ));
+        let blobs = exchanges
+            .exchange(call(1, 2, 0, b"y"), caller(None))
+            .unwrap()
+            .await
+            .unwrap()
+            .0
+            .blobs;
+        assert_eq!(blobs, [b"newer".to_vec(), b"y".to_vec()]);
+        drop(again);
+        assert_eq!(exchanges.0.lock().bytes, 0);
+    }
+}

@@ -1,0 +1,175 @@
+//! Brings a whole switch to the desired state.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use castnet_proto::convert::mcst_id_from_proto;
+use castnet_proto::v1;
+use castnet_rules::GroupRule;
+use castnet_wire::McstId;
+
+use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
+use crate::shell::shared::Shared;
+use crate::state::core::Core;
+use crate::state::effect::Effect;
+use crate::state::reconcile::{Found, Version, diff};
+
+struct Part<'n> {
+    name: &'n str,
+    generation: u64,
+    /// Whether the switch has all lanes except those that it lacks.
+    has_rest: bool,
+    lacks: usize,
+}
+
+impl Link {
+    /// Installs all missing rules and removes ours that are not wanted. Requests of drivers wait meanwhile, so the
+    /// result of the query stays true.
+    pub(super) async fn reconcile(
+        &self,
+        shared: &Arc<Shared>,
+        client: &mut Client,
+    ) -> Result<(), SwitchError> {
+        let switch = &self.config.name;
+        let _turn = self.turn.lock().await;
+        let request = v1::ListGroupsRequest {
+            mcst_id: None,
+            brief: true,
+        };
+        let listed = call(shared.config.timeouts.switch, client.list_groups(request)).await?;
+        let found = self.sort(&mut shared.lock(), &shared.owner, listed);
+        let (names, wanted) = shared.read(|core| wanted(core, switch)).await?;
+        let diff = diff(&wanted, &found);
+        tracing::debug!(switch, ?diff, "reconciling");
+        let mut still = BTreeSet::new();
+        for (mcst_id, generation) in diff.removals {
+            tracing::info!(switch, %mcst_id, generation, "removing what is not wanted");
+            match self.remove(client, shared, &[mcst_id], Some(generation)).await {
+                Err(error @ SwitchError::Unreachable(_)) => return Err(error),
+                Err(error) => {
+                    tracing::warn!(switch, %error, "removal refused");
+                    still.insert(mcst_id);
+                }
+                Ok(()) => {}
+            }
+        }
+        match self.sync_routes(shared, None).await {
+            Err(error @ SwitchError::Unreachable(_)) => return Err(error),
+            Err(error) => tracing::warn!(switch, %error, "multicast routes refused"),
+            Ok(()) => {}
+        }
+        {
+            let mut core = shared.lock();
+            if core.cleaned(switch, &still) {
+                self.tell(&mut core);
+            }
+        }
+        let lacking = diff.installs;
+        if !lacking.is_empty() {
+            tracing::info!(switch, rules = lacking.len(), "installing what is lacking");
+        }
+        let ours = found.iter().map(|f| (f.mcst_id, f.generation)).collect();
+        for names in names.chunks(GROUPS_TOGETHER) {
+            self.reconcile_groups(shared, client, names, (&lacking, &ours))
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Returns the groups of this controller, and notes what else the switch has. That stays as it is: it is of other owners (rule files,
+    /// operators, other controllers), or of groups whose records do not read.
+    fn sort(&self, core: &mut Core, own: &str, listed: v1::ListGroupsResponse) -> Vec<Found> {
+        let (mut ours, mut others) = (Vec::new(), Vec::new());
+        for v1::InstalledGroup { rule, owner, .. } in listed.groups {
+            let Some(rule) = rule else { continue };
+            let Ok(mcst_id) = mcst_id_from_proto("mcst_id", &rule.mcst_id) else {
+                continue;
+            };
+            let (generation, is_own) = (rule.generation, owner == own);
+            match is_own && !core.set_apart.contains_key(&rule.name) {
+                true => ours.push(Found { mcst_id, generation }),
+                // Groups of rule files have no owner.
+                false => others.push((mcst_id, !is_own && !owner.is_empty())),
+            }
+        }
+        let switch = &self.config.name;
+        let is_first = core.others.unasked().any(|unasked| unasked == switch);
+        if core.others.listed(switch, others.into_iter())
+            && let Some(reason) = core.others.wrong_store()
+        {
+            tracing::error!(switch, "{reason}");
+        }
+        if is_first {
+            // Calls wait for it.
+            core.effects.push(Effect::FabricChanged);
+        }
+        ours
+    }
+
+    /// Installs the missing rules of these groups, and notes their state there.
+    async fn reconcile_groups(
+        &self,
+        shared: &Arc<Shared>,
+        client: &mut Client,
+        names: &[String],
+        (lacking, ours): (&BTreeSet<McstId>, &BTreeMap<McstId, u64>),
+    ) -> Result<(), SwitchError> {
+        let switch = &self.config.name;
+        let read = |core: &Core| {
+            let mut rules: Vec<GroupRule> = Vec::new();
+            let mut part = |name| {
+                let record = core.groups.get(name)?.record();
+                let Version { generation, .. } = record.wanted_version(switch)?;
+                let before = rules.len();
+                if record.mcst_ids_on(switch).any(|lane| lacking.contains(&lane)) {
+                    let lanes = record.wanted_on(switch).into_iter();
+                    rules.extend(lanes.filter(|rule| lacking.contains(&rule.mcst_id)));
+                }
+                let has = |lane| lacking.contains(&lane) || ours.get(&lane) == Some(&generation);
+                Some(Part {
+                    name,
+                    generation,
+                    has_rest: record.mcst_ids_on(switch).all(has),
+                    lacks: rules.len() - before,
+                })
+            };
+            let parts: Vec<Part<'_>> = names.iter().filter_map(|name| part(name.as_str())).collect();
+            (parts, rules)
+        };
+        let (parts, rules) = shared.read(read).await?;
+        let installed = self.install(client, shared, &rules).await;
+        if let Some(Err(error @ SwitchError::Unreachable(_))) = installed.last() {
+            return Err(error.clone());
+        }
+        let mut installed = installed.into_iter();
+        let mut settled = BTreeMap::new();
+        let mut core = shared.lock();
+        for Part {
+            name,
+            generation,
+            has_rest,
+            lacks,
+        } in parts
+        {
+            let refused: Vec<SwitchError> = installed.by_ref().take(lacks).filter_map(Result::err).collect();
+            if let Some(error) = refused.first() {
+                core.unsettled(switch, name, &error.failure(switch).reason);
+            }
+            settled.insert(name, Some(generation).filter(|_| has_rest && refused.is_empty()));
+        }
+        core.settled(switch, names, &settled);
+        Ok(())
+    }
+}
+
+/// The groups of a switch, and the desired versions there, by the address of each lane.
+fn wanted(core: &Core, switch: &str) -> (Vec<String>, BTreeMap<McstId, Version>) {
+    let names = core.groups.on_switch(switch);
+    let records = names
+        .iter()
+        .filter_map(|name| Some(core.groups.get(name)?.record()));
+    let versions = records.filter_map(|r| Some((r, r.wanted_version(switch)?)));
+    let versions = versions.flat_map(|(r, version)| r.mcst_ids_on(switch).map(move |lane| (lane, version)));
+    let versions = versions.collect();
+    (names, versions)
+}

@@ -1,0 +1,221 @@
+//! Groups are planned without the lock, over a snapshot of what the plan depends on.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use castnet_planner::{Room, Rooms};
+use castnet_proto::convert::{NewCollective, NewGroup};
+use castnet_proto::v1;
+use castnet_wire::Psn;
+use parking_lot::Mutex;
+use tokio::sync::OwnedMutexGuard;
+
+use super::shared::Shared;
+use crate::error::Refusal;
+use crate::state::core::Core;
+use crate::state::foresee::{Wanted, answer};
+use crate::state::kinds::collective::record::{Collective, Settings};
+use crate::state::kinds::multicast::record::Multicast;
+use crate::state::kinds::{self, Kind};
+use crate::state::lifecycle::Phase;
+use crate::state::planning::{Draft, Layout, NoPlan};
+use crate::state::record::Record;
+use crate::state::requests::draw;
+
+/// A group is planned so many times without the lock. If something has always changed meanwhile, it is planned under it.
+const PLANS_UNLOCKED: usize = 4;
+
+/// The same without the lock.
+struct Unlocked<'c>(&'c Arc<Shared>, &'c Record);
+
+impl Rooms for Unlocked<'_> {
+    fn room(&self, switch: &str) -> Room {
+        self.0.lock().room(self.1, switch)
+    }
+}
+
+impl Shared {
+    /// Plans a group over the present fabric with the load of all other groups, without the lock, and calls `then` under
+    /// it. `record` gives the group, if it still is to be planned; it is called again if something that the plan depends
+    /// on has changed meanwhile.
+    pub(crate) async fn plan<T, E>(
+        self: &Arc<Self>,
+        mut record: impl FnMut(&mut Core) -> Result<Record, E>,
+        then: impl FnOnce(&mut Core, Record, Result<Layout, NoPlan>) -> T,
+    ) -> Result<T, E> {
+        for _ in 0..PLANS_UNLOCKED {
+            let (record, draft) = {
+                let mut core = self.lock();
+                let record = record(&mut core)?;
+                match Draft::new(&core, &record) {
+                    Ok(draft) => (record, draft),
+                    Err(no) => return Ok(then(&mut core, record, Err(no))),
+                }
+            };
+            let (shared, is_short) = (self.clone(), draft.is_short());
+            let plan = move || (draft.plan(&Unlocked(&shared, &record)), draft, record);
+            let done = match is_short {
+                true => Ok(plan()),
+                false => tokio::task::spawn_blocking(plan).await,
+            };
+            // It is not done if the controller stops.
+            let Ok((planned, draft, record)) = done else {
+                break;
+            };
+            let mut core = self.lock();
+            if draft.is_current(&core, &record, &planned) {
+                let layout = draft.layout(&core, &record, planned);
+                return Ok(then(&mut core, record, layout));
+            }
+        }
+        let mut core = self.lock();
+        let record = record(&mut core)?;
+        let layout = core.plan_now(&record);
+        Ok(then(&mut core, record, layout))
+    }
+}
+
+impl Shared {
+    /// Like [`Shared::plan`], for a group that is created. Returns when it is on disk.
+    pub(crate) async fn create<T>(
+        self: &Arc<Self>,
+        mut record: impl FnMut(&mut Core) -> Result<Record, Refusal>,
+        add: impl FnOnce(&mut Core, Record, Result<Layout, NoPlan>) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        // A refusal may depend on state that is not there yet.
+        let record = |core: &mut Core| {
+            let record = record(core);
+            record.map_err(|refusal| (Err(refusal), core.journal.ticket()))
+        };
+        let then = |core: &mut Core, record, layout| {
+            let added = add(core, record, layout);
+            (added, core.journal.ticket())
+        };
+        let (added, ticket) = self.plan(record, then).await.unwrap_or_else(|refused| refused);
+        ticket.durable().await.and(added)
+    }
+}
+
+/// Plans of a caller that are made or wait.
+const PLANS_OF_CALLER_MAX: usize = 8;
+
+/// Such plans cost what others cost, change nothing, and have no quota. One is made at a time, and a caller waits with one among the others,
+/// however many it wants.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    all: Arc<tokio::sync::Mutex<()>>,
+    callers: Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>,
+}
+
+impl Turns {
+    /// The turn of a caller, until it is dropped.
+    async fn take(&self, caller: &str) -> Result<[OwnedMutexGuard<()>; 2], Refusal> {
+        let own = {
+            let mut callers = self.callers.lock();
+            callers.retain(|_, own| own.strong_count() > 0);
+            let known = callers.get(caller).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                let own = Arc::default();
+                callers.insert(caller.to_owned(), Arc::downgrade(&own));
+                own
+            })
+        };
+        if Arc::strong_count(&own) > PLANS_OF_CALLER_MAX {
+            let most = PLANS_OF_CALLER_MAX;
+            return Err(Refusal::TooManyPlans { most });
+        }
+        Ok([own.lock_owned().await, self.all.clone().lock_owned().await])
+    }
+}
+
+impl Shared {
+    pub(crate) async fn foresee(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        caller: &str,
+    ) -> Result<v1::PlanGroupResponse, Refusal> {
+        let _turn = self.turns.take(caller).await?;
+        let record = |core: &mut Core| wanted.record(core);
+        let then = |core: &mut Core, record, layout: Result<Layout, NoPlan>| {
+            let has_own = |layout: &Layout| !layout.new_mcst_ids.is_empty();
+            match wanted.mcst_id() {
+                Some(mcst_id) if layout.as_ref().is_ok_and(has_own) => Err(Refusal::McstIdNotOwn { mcst_id }),
+                _ => Ok(answer(core, record, layout)),
+            }
+        };
+        self.plan(record, then).await?
+    }
+}
+
+impl Shared {
+    pub(crate) async fn create_collective(
+        self: &Arc<Self>,
+        new: NewCollective,
+        owner: &str,
+    ) -> Result<v1::CollectiveState, Refusal> {
+        let settings = Settings::new(&new.settings);
+        let record = |core: &mut Core| {
+            core.check_collective(&new)?;
+            let kind = Kind::Collective(Collective::new(new.ranks.clone(), settings.clone(), false));
+            let common = (settings.lanes, new.settings.rate_limit);
+            core.draw_up(&new.name, kind, common, new.mcst_id, owner)
+        };
+        let then = |core: &mut Core, record, layout| {
+            core.check_collective(&new)?;
+            core.create(record, new.mcst_id, layout)?;
+            let (entry, group) = core.collective(&new.name)?;
+            let state = kinds::collective::view::state(core, entry);
+            self.exchanges.forget_strangers(&new.name, &group.ranks);
+            Ok(state)
+        };
+        self.create(record, then).await
+    }
+}
+
+impl Shared {
+    /// Returns whether all members are in already.
+    pub(crate) async fn create_multicast(
+        self: &Arc<Self>,
+        group: NewGroup,
+        owner: &str,
+    ) -> Result<bool, Refusal> {
+        let wanted = group.mcst_id;
+        let start_psn = group.start_psn.unwrap_or_else(|| Psn::new(draw() as u32));
+        let record = |core: &mut Core| {
+            core.check_multicast(&group)?;
+            let latency = core.config.relay_latency;
+            let kind = Kind::Multicast(Multicast::new(group.clone(), start_psn, latency));
+            core.draw_up(&group.name, kind, (group.lanes, group.rate_limit), wanted, owner)
+        };
+        let then = |core: &mut Core, record, layout| {
+            core.check_multicast(&group)?;
+            core.add_multicast(record, wanted, layout)
+        };
+        self.create(record, then).await
+    }
+
+    /// The state of a new group; if all members are in, once it is active. Fails if it cannot be installed.
+    pub(crate) async fn created(
+        self: &Arc<Self>,
+        group: &str,
+        complete: bool,
+    ) -> Result<v1::GroupState, Refusal> {
+        let changed = self.lock().group(group)?.changed.subscribe();
+        let rests = |core: &Core| {
+            let entry = match core.multicast(group) {
+                Ok((entry, _)) => entry,
+                Err(gone) => return Some(Err(gone)),
+            };
+            let record = entry.record();
+            match (record.phase, &record.ended) {
+                (Phase::Installing | Phase::Removing(_), _) if complete => None,
+                (Phase::Refused, Some(ending)) if complete => {
+                    Some(Err(Refusal::Failed(ending.failure.clone())))
+                }
+                _ => Some(Ok(kinds::multicast::view::state(core, entry))),
+            }
+        };
+        let gone = || Err(Refusal::UnknownGroup { name: group.into() });
+        self.find(changed, rests).await?.unwrap_or_else(gone)
+    }
+}

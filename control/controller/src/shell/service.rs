@@ -1,0 +1,495 @@
+use std::pin::Pin;
+use std::sync::Arc;
+
+use castnet_proto::access::Caller;
+use castnet_proto::convert::{
+    Invalid, check_received, connection_from_proto, diversion_from_proto, exchange_from_proto,
+    lease_from_proto, name_from_proto, new_collective_from_proto, new_group_from_proto, rank_join_from_proto,
+    registration_from_proto, unreached_from_proto,
+};
+use castnet_proto::v1;
+use castnet_proto::v1::controller_server::Controller;
+use castnet_proto::v1::plan_group_request::Group as Asked;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status};
+
+use crate::shell::shared::{Locked, Shared};
+use crate::state::core::Core;
+use crate::error::Refusal;
+use crate::state::foresee::Wanted;
+use crate::shell::front::held;
+use crate::state::kinds::multicast::record::Received;
+use crate::state::kinds::multicast::requests::HowToJoin;
+use crate::shell::link::{GROUPS_TOGETHER, Link};
+use crate::state::requests::{Seen, StandingCall};
+use crate::state::table::Entry;
+use crate::state::view;
+use crate::shell::watch::Watcher;
+
+/// Events that wait for a slow client. Of states, only the last counts.
+const EVENTS_DEPTH: usize = 64;
+type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type Answer<T> = Result<Response<T>, Status>;
+
+#[derive(Clone)]
+pub(crate) struct Service {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Service {
+    async fn switches(&self) -> Result<Vec<v1::SwitchState>, Refusal> {
+        let written_off = self.shared.read(Core::written_off_by_switch).await?;
+        let links = self.shared.links.values();
+        let show = |core: &Core, link: &Arc<Link>| {
+            let groups = written_off.get(&link.config.name).into_iter().flatten();
+            Some(view::switch(core, &link.config, groups.cloned().collect()))
+        };
+        self.in_parts(links, show).await
+    }
+
+    /// Hosts that have registered while this runs may be missing.
+    async fn hosts(&self) -> Result<Vec<v1::Host>, Refusal> {
+        let topology = self.shared.read(|core| core.facts.topology()).await?;
+        let hosts = topology.hosts();
+        self.in_parts(hosts, |core, host| view::host(core, &host.name))
+            .await
+    }
+
+    /// Shows many things, some at a time: other calls use the lock in between.
+    async fn in_parts<I: Copy, T>(
+        &self,
+        all: impl Iterator<Item = I>,
+        show: impl Fn(&Core, I) -> Option<T>,
+    ) -> Result<Vec<T>, Refusal> {
+        let mut all = all.peekable();
+        let mut shown = Vec::new();
+        while all.peek().is_some() {
+            let part: Vec<I> = all.by_ref().take(GROUPS_TOGETHER).collect();
+            let show = |core: &Core| part.iter().filter_map(|i| show(core, *i)).collect::<Vec<T>>();
+            shown.extend(self.shared.read(show).await?);
+            tokio::task::yield_now().await;
+        }
+        Ok(shown)
+    }
+
+    fn stream<T: Send + 'static, F: Future<Output = ()> + Send + 'static>(
+        &self,
+        depth: usize,
+        task: impl FnOnce(mpsc::Sender<Result<T, Status>>) -> F,
+    ) -> Answer<Messages<T>> {
+        let (to, from) = mpsc::channel(depth);
+        self.shared.spawn(task(to));
+        let stopped = self.shared.stopped.clone();
+        // Not complete if the controller has stopped.
+        let end = tokio_stream::once(()).filter_map(move |()| {
+            let stopped = stopped.is_cancelled();
+            stopped.then(|| Err(Refusal::Stopping.into()))
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(from).chain(end))))
+    }
+
+    /// A response from state that is on disk.
+    async fn read<T>(&self, read: impl FnMut(&Core) -> Result<T, Refusal>) -> Answer<T> {
+        Ok(Response::new(self.shared.read(read).await??))
+    }
+
+    /// The result of a change, once it is on disk; a refusal may also depend on state that is not there yet.
+    async fn stored<T>(
+        &self,
+        change: impl FnOnce(&mut Locked<'_>) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let (changed, ticket) = {
+            let mut core = self.shared.lock();
+            (change(&mut core), core.journal.ticket())
+        };
+        ticket.durable().await?;
+        changed
+    }
+}
+
+fn shown(core: &Core, entry: &Entry) -> v1::Group {
+    entry.record().kind.behaviour().view(core, entry)
+}
+
+/// Sends each change of its group to the client until the last. If the client goes first, the call is dropped.
+async fn follow<C: StandingCall>(mut call: C, to: mpsc::Sender<Result<C::Message, Status>>) {
+    let mut sent = None;
+    loop {
+        tokio::select! {
+            () = to.closed() => return,
+            () = call.changed() => {}
+        }
+        let Ok(permit) = to.reserve().await else { return };
+        let Ok(seen) = call.look().await else { return };
+        let (state, last) = match seen {
+            Seen::State(state) => (state, false),
+            Seen::Last(state) => (state, true),
+            Seen::Nothing => return,
+            Seen::Superseded(reason) => {
+                return permit.send(Err(Status::aborted(reason)));
+            }
+        };
+        if sent.as_ref() != Some(&state) {
+            permit.send(Ok(call.message(&state, sent.as_deref())));
+            sent = Some(state);
+        }
+        if last {
+            return;
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Controller for Service {
+    async fn create_group(
+        &self,
+        request: Request<v1::CreateGroupRequest>,
+    ) -> Answer<v1::CreateGroupResponse> {
+        let caller = Caller::of(&request)?;
+        let group = new_group_from_proto(request.get_ref())?;
+        let name = group.name.clone();
+        caller.concerns(&name);
+        self.shared.lists().await;
+        let complete = self.shared.create_multicast(group, caller.identity()).await?;
+        let created = self.shared.created(&name, complete).await;
+        if let Err(Refusal::Failed(_)) = created {
+            // All members were given, but the group cannot be installed: nothing of it stays.
+            let changed = self.stored(|core| core.destroy(&name)).await?;
+            self.shared.gone(&name, changed).await?;
+        }
+        let group = Some(created?);
+        Ok(Response::new(v1::CreateGroupResponse { group }))
+    }
+
+    type JoinGroupStream = Messages<v1::GroupState>;
+
+    async fn join_group(&self, request: Request<v1::JoinGroupRequest>) -> Answer<Self::JoinGroupStream> {
+        let caller = Caller::of(&request)?;
+        let v1::JoinGroupRequest {
+            group,
+            host,
+            connection,
+            lease_ms,
+            brief,
+            from_next_message,
+            co_works,
+            passes_on,
+        } = request.into_inner();
+        let lease = lease_from_proto(lease_ms)?;
+        caller.concerns(format!("{group} host {host}"));
+        let host = name_from_proto("host", &host)?;
+        let ends = connection_from_proto("connection", &host, connection.as_ref())?;
+        caller.check_host(&host, "join")?;
+        let join = |core: &mut Locked<'_>| {
+            core.check_member(&caller, &group, "join")?;
+            if let Some(end) = ends.first() {
+                core.check_itself(&caller, end)?;
+            }
+            let how = HowToJoin {
+                lease,
+                from_next_message,
+                co_works,
+                passes_on,
+            };
+            core.join(&group, host, ends, how)
+        };
+        let mut join = self.stored(join).await?;
+        join.brief = brief;
+        self.stream(1, |to| follow(join, to))
+    }
+
+    async fn leave_group(&self, request: Request<v1::LeaveGroupRequest>) -> Answer<v1::LeaveGroupResponse> {
+        let caller = Caller::of(&request)?;
+        let v1::LeaveGroupRequest {
+            group,
+            host,
+            rank,
+            diverts,
+            received,
+        } = request.into_inner();
+        let group = name_from_proto("group", &group)?;
+        if rank.is_none() {
+            name_from_proto("host", &host)?;
+        }
+        let diverts = diverts.map(diversion_from_proto).transpose()?;
+        received.as_ref().map(check_received).transpose()?;
+        caller.concerns(match rank {
+            Some(rank) => format!("{group} rank {rank}"),
+            None => format!("{group} host {host}"),
+        });
+        let leave = |core: &mut Locked<'_>| match rank {
+            Some(rank) => {
+                core.check_rank(&caller, &group, rank, "leave")?;
+                let left = core.leave_collective(&group, rank)?;
+                Ok(v1::LeaveGroupResponse {
+                    left,
+                    diversion: None,
+                })
+            }
+            None => {
+                caller.check_host(&host, "leave")?;
+                core.check_member(&caller, &group, "leave")?;
+                core.leave(&group, &host, diverts, received.map(Received::from))
+            }
+        };
+        Ok(Response::new(self.stored(leave).await?))
+    }
+
+    async fn report_unreached(
+        &self,
+        request: Request<v1::ReportUnreachedRequest>,
+    ) -> Answer<v1::ReportUnreachedResponse> {
+        let caller = Caller::of(&request)?;
+        let v1::ReportUnreachedRequest {
+            group,
+            host,
+            receiver,
+            number,
+            reason,
+        } = request.into_inner();
+        for (field, name) in [("group", &group), ("host", &host), ("receiver", &receiver)] {
+            name_from_proto(field, name)?;
+        }
+        caller.concerns(format!("{group} host {host} receiver {receiver}"));
+        let reason = unreached_from_proto(reason)?;
+        caller.check_host(&host, "report")?;
+        let report = |core: &mut Locked<'_>| {
+            core.check_member(&caller, &group, "report about")?;
+            core.unreached(&group, (&host, &receiver, number), &reason)
+        };
+        self.stored(report).await?;
+        Ok(Response::new(v1::ReportUnreachedResponse {}))
+    }
+
+    async fn destroy_group(
+        &self,
+        request: Request<v1::DestroyGroupRequest>,
+    ) -> Answer<v1::DestroyGroupResponse> {
+        Caller::of(&request)?.concerns(&request.get_ref().group);
+        let v1::DestroyGroupRequest { group, force } = request.into_inner();
+        let changed = self.stored(|core| core.destroy(&group)).await?;
+        let pending = self.shared.gone(&group, changed).await?;
+        let (pending_switches, written_off_switches) = match force && !pending.is_empty() {
+            true => (Vec::new(), self.stored(|core| core.write_off(&group)).await?),
+            false => (pending, Vec::new()),
+        };
+        Ok(Response::new(v1::DestroyGroupResponse {
+            complete: pending_switches.is_empty() && written_off_switches.is_empty(),
+            pending_switches,
+            written_off_switches,
+        }))
+    }
+
+    async fn add_member(&self, request: Request<v1::AddMemberRequest>) -> Answer<v1::AddMemberResponse> {
+        let caller = Caller::of(&request)?;
+        let v1::AddMemberRequest { group, host } = request.into_inner();
+        caller.concerns(format!("{group} host {host}"));
+        let host = name_from_proto("host", &host)?;
+        Ok(Response::new(
+            self.stored(|core| core.add_member(&group, &host)).await?,
+        ))
+    }
+
+    async fn evict_member(
+        &self,
+        request: Request<v1::EvictMemberRequest>,
+    ) -> Answer<v1::EvictMemberResponse> {
+        let caller = Caller::of(&request)?;
+        let v1::EvictMemberRequest { group, member } = request.into_inner();
+        caller.concerns(format!("{group} member {member}"));
+        let changed = self.stored(|core| core.evict(&group, &member)).await?;
+        let pending_switches = self.shared.updated(&group, changed).await?;
+        Ok(Response::new(v1::EvictMemberResponse { pending_switches }))
+    }
+
+    async fn purge_groups(
+        &self,
+        request: Request<v1::PurgeGroupsRequest>,
+    ) -> Answer<v1::PurgeGroupsResponse> {
+        let caller = Caller::of(&request)?;
+        let request = request.into_inner();
+        let owner = request.owner.as_deref().unwrap_or("all owners");
+        caller.concerns(match request.remove {
+            true => format!("remove the groups of {owner}"),
+            false => format!("list the groups of {owner}"),
+        });
+        Ok(Response::new(self.shared.purge(request).await?))
+    }
+
+    async fn get_group(&self, request: Request<v1::GetGroupRequest>) -> Answer<v1::Group> {
+        let caller = Caller::of(&request)?;
+        let name = &request.get_ref().group;
+        self.read(|core| core.seen_by(&caller, name)).await
+    }
+
+    async fn list_groups(
+        &self,
+        _: Request<v1::ListControllerGroupsRequest>,
+    ) -> Answer<v1::ListControllerGroupsResponse> {
+        let mut listed = v1::ListControllerGroupsResponse::default();
+        let mut after = None;
+        loop {
+            // A part at a time: other calls use the lock in between.
+            let part = |core: &Core| {
+                let next = core.groups.after(after.as_deref()).take(GROUPS_TOGETHER);
+                next.map(|e| (e.record().name.clone(), shown(core, e)))
+                    .collect::<Vec<_>>()
+            };
+            let part = self.shared.read(part).await?;
+            let Some((last, _)) = part.last() else {
+                return Ok(Response::new(listed));
+            };
+            after = Some(last.clone());
+            for (_, group) in part {
+                match group.collective {
+                    Some(collective) => listed.collectives.push(collective),
+                    None => listed.groups.push(group),
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn list_switches(&self, _: Request<v1::ListSwitchesRequest>) -> Answer<v1::ListSwitchesResponse> {
+        let switches = self.switches().await?;
+        Ok(Response::new(v1::ListSwitchesResponse { switches }))
+    }
+
+    async fn list_hosts(&self, _: Request<v1::ListHostsRequest>) -> Answer<v1::ListHostsResponse> {
+        let hosts = self.hosts().await?;
+        Ok(Response::new(v1::ListHostsResponse { hosts }))
+    }
+
+    async fn register_host(
+        &self,
+        request: Request<v1::RegisterHostRequest>,
+    ) -> Answer<v1::RegisterHostResponse> {
+        let host = registration_from_proto(request.get_ref())?;
+        let caller = Caller::of(&request)?;
+        caller.concerns(&host.name);
+        caller.check_host(&host.name, "register")?;
+        let register = |core: &mut Locked<'_>| {
+            core.check_itself(&caller, &host)?;
+            core.register(&host)
+        };
+        self.stored(register).await?;
+        self.read(|core| {
+            let known = view::host(core, &host.name);
+            let host = Some(known.ok_or_else(|| Invalid::missing("name", "a host"))?);
+            Ok(v1::RegisterHostResponse { host })
+        })
+        .await
+    }
+
+    async fn forget_host(&self, request: Request<v1::ForgetHostRequest>) -> Answer<v1::ForgetHostResponse> {
+        Caller::of(&request)?.concerns(&request.get_ref().name);
+        let v1::ForgetHostRequest { name } = request.into_inner();
+        self.stored(|core| core.forget_host(&name)).await?;
+        Ok(Response::new(v1::ForgetHostResponse {}))
+    }
+
+    async fn get_topology(&self, _: Request<v1::GetTopologyRequest>) -> Answer<v1::Topology> {
+        let (switches, hosts) = (self.switches().await?, self.hosts().await?);
+        let read = |core: &Core| {
+            let failure = core.store_error.as_ref();
+            let topology = v1::Topology {
+                from_file: core.facts.file.is_some(),
+                forwarders: view::forwarders(core),
+                tenants: view::tenants(core, &self.shared.config.tenants),
+                store_failure: failure.map(ToString::to_string).unwrap_or_default(),
+                ..Default::default()
+            };
+            (topology, core.facts.topology())
+        };
+        let (shown, topology) = self.shared.read(read).await?;
+        Ok(Response::new(v1::Topology {
+            switches,
+            hosts,
+            links: view::links(&topology),
+            ..shown
+        }))
+    }
+
+    async fn find_leader(&self, _: Request<v1::FindLeaderRequest>) -> Answer<v1::FindLeaderResponse> {
+        let address = self.shared.address.clone();
+        Ok(Response::new(v1::FindLeaderResponse { address }))
+    }
+
+    async fn create_collective(
+        &self,
+        request: Request<v1::CreateCollectiveRequest>,
+    ) -> Answer<v1::CreateCollectiveResponse> {
+        let caller = Caller::of(&request)?;
+        let new = new_collective_from_proto(request.get_ref())?;
+        caller.concerns(&new.name);
+        self.shared.lists().await;
+        let group = self.shared.create_collective(new, caller.identity()).await?;
+        Ok(Response::new(v1::CreateCollectiveResponse { group: Some(group) }))
+    }
+
+    async fn plan_group(&self, request: Request<v1::PlanGroupRequest>) -> Answer<v1::PlanGroupResponse> {
+        let caller = Caller::of(&request)?;
+        let wanted = match request.get_ref().group.as_ref() {
+            Some(Asked::Multicast(group)) => Wanted::Multicast(new_group_from_proto(group)?),
+            Some(Asked::Collective(group)) => Wanted::Collective(new_collective_from_proto(group)?),
+            None => return Err(Invalid::missing("group", "a multicast or a collective group").into()),
+        };
+        let shared = self.shared.clone();
+        // To its end, also if the client goes: its turn is over when its work is.
+        let planned = tokio::spawn(async move { shared.foresee(&wanted, caller.identity()).await });
+        let planned = planned
+            .await
+            .map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Response::new(planned?))
+    }
+
+    type InitGroupStream = Messages<v1::CollectiveState>;
+
+    async fn init_group(&self, request: Request<v1::InitGroupRequest>) -> Answer<Self::InitGroupStream> {
+        let caller = Caller::of(&request)?;
+        let join = rank_join_from_proto(request.get_ref())?;
+        let differences = request.get_ref().differences;
+        caller.concerns(format!("{} rank {}", join.job, join.rank));
+        caller.check_host(&join.endpoint.name, "join")?;
+        self.shared.lists().await;
+        let init = |core: &mut Locked<'_>| {
+            core.check_rank(&caller, &join.job, join.rank.into(), "join")?;
+            core.check_itself(&caller, &join.endpoint)?;
+            core.init(join, caller.identity())
+        };
+        let mut attendance = self.stored(init).await?;
+        attendance.differences = differences;
+        self.stream(1, |to| follow(attendance, to))
+    }
+
+    async fn exchange(&self, request: Request<v1::ExchangeRequest>) -> Answer<v1::ExchangeResponse> {
+        let caller = Caller::of(&request)?;
+        let call = exchange_from_proto(request.into_inner())?;
+        caller.concerns(format!("{} rank {}", call.job, call.rank));
+        let answer = {
+            // Nobody takes the place between the check and the blob.
+            let core = self.shared.lock();
+            core.check_exchange(&caller, &call)?;
+            self.shared.exchanges.exchange(call, caller)?
+        };
+        let (answer, part) = answer.await?;
+        Ok(held(answer, part))
+    }
+
+    type WatchEventsStream = Messages<v1::ControllerEvent>;
+
+    async fn watch_events(
+        &self,
+        request: Request<v1::WatchControllerEventsRequest>,
+    ) -> Answer<Self::WatchEventsStream> {
+        let differences = request.get_ref().differences;
+        // Subscribes at once: all later events are reported.
+        let events = self.shared.events.subscribe();
+        let shared = self.shared.clone();
+        self.stream(EVENTS_DEPTH, |to| {
+            Watcher::new(shared, to, differences).run(events)
+        })
+    }
+}

@@ -1,0 +1,259 @@
+//! What all tasks of the controller share: the state behind a lock, and what its changes ask for.
+
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use castnet_proto::term::WithTerm;
+use castnet_proto::v1;
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::{Notify, broadcast, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::exchange::Exchanges;
+use super::link::{Link, SwitchError};
+use super::plan::Turns;
+use super::{driver, tasks};
+use crate::config::Config;
+use crate::error::Refusal;
+use crate::state::core::{Core, EVENTS_MAX};
+use crate::state::effect::Effect;
+use crate::state::journal::Ticket;
+use crate::store::etcd::Lead;
+
+/// The locked state. What its changes ask for outside is carried out before it is free.
+pub(crate) struct Locked<'s> {
+    pub(crate) shared: &'s Arc<Shared>,
+    core: MutexGuard<'s, Core>,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Core {
+        &mut self.core
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        for effect in std::mem::take(&mut self.core.effects) {
+            self.shared.carry_out(&self.core, effect);
+        }
+    }
+}
+
+pub(crate) struct Shared {
+    pub(crate) config: Arc<Config>,
+    pub(crate) owner: String,
+    /// Sent with each call to a switch.
+    pub(crate) term: WithTerm,
+    /// Where clients reach it.
+    pub(crate) address: String,
+    /// If there are several controllers: the lead of this one.
+    lead: Option<Arc<Lead>>,
+    pub(crate) links: BTreeMap<String, Arc<Link>>,
+    pub(crate) exchanges: Exchanges,
+    /// Of those who want to see plans.
+    pub(crate) turns: Turns,
+    core: Mutex<Core>,
+    /// Notified when there is something to write.
+    pub(crate) staged: Arc<Notify>,
+    pub(crate) events: broadcast::Sender<Arc<v1::ControllerEvent>>,
+    /// Changes whenever switches or hosts report something new.
+    pub(crate) fabric: watch::Sender<()>,
+    pub(crate) tasks: TaskTracker,
+    /// Cancelled when the controller stops.
+    pub(crate) stopped: CancellationToken,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        config: Arc<Config>,
+        term: &v1::ControllerTerm,
+        lead: Option<Arc<Lead>>,
+        core: Core,
+        staged: Arc<Notify>,
+    ) -> Self {
+        let links = config
+            .switches
+            .iter()
+            .map(|s| (s.name.clone(), Arc::new(Link::new(s.clone()))))
+            .collect();
+        Self {
+            config,
+            owner: term.owner.clone(),
+            term: WithTerm::new(term),
+            address: term.address.clone(),
+            lead,
+            links,
+            exchanges: Exchanges::default(),
+            turns: Turns::default(),
+            core: Mutex::new(core),
+            staged,
+            events: broadcast::Sender::new(EVENTS_MAX),
+            fabric: watch::Sender::new(()),
+            tasks: TaskTracker::new(),
+            stopped: CancellationToken::new(),
+        }
+    }
+
+    pub(crate) fn lock(self: &Arc<Self>) -> Locked<'_> {
+        let mut core = self.core.lock();
+        core.now = Instant::now();
+        core.unix_ns = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |d| d.as_nanos() as u64);
+        core.is_watched = self.events.receiver_count() > 0;
+        Locked { shared: self, core }
+    }
+
+    /// Runs `task` until the controller stops, then drops it, as if the process had been killed.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let stopped = self.stopped.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                biased;
+                () = stopped.cancelled() => {}
+                () = task => {}
+            }
+        });
+    }
+
+    pub(crate) async fn stop(&self) {
+        self.stop_now();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// Like [`Shared::stop`], without waiting.
+    pub(crate) fn stop_now(&self) {
+        self.core.lock().journal.close();
+        self.stopped.cancel();
+    }
+
+    /// Waits until no other controller can change the switches.
+    pub(crate) async fn may_change(&self) -> Result<(), SwitchError> {
+        match &self.lead {
+            Some(lead) if !lead.holds(self.config.timeouts.switch).await => {
+                let reason = "it is left alone: another controller may lead, as etcd does not answer";
+                Err(SwitchError::Unreachable(reason.into()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits, where what switches have decides whether a group may be created, until they have told it.
+    pub(crate) async fn lists(self: &Arc<Self>) {
+        let mut fabric = self.fabric.subscribe();
+        let told = async {
+            while self.lock().waits_for_lists() {
+                if fabric.changed().await.is_err() {
+                    break;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(self.config.timeouts.switch, told).await;
+    }
+
+    /// A switch has reported that another controller has taken over.
+    pub(crate) fn superseded(&self) {
+        if let Some(lead) = &self.lead {
+            lead.lose();
+        }
+    }
+
+    pub(crate) fn release(&self, event: v1::ControllerEvent) {
+        // There may be no subscriber.
+        let _ = self.events.send(Arc::new(event));
+    }
+
+    /// Waits until all changes so far are on disk.
+    pub(crate) async fn durable(&self) -> Result<(), Refusal> {
+        let ticket = self.core.lock().journal.ticket();
+        ticket.durable().await
+    }
+
+    /// Called between the parts of long work. Waits until its changes are on disk: the work does not stage more than the
+    /// store can write, and other calls wait only for a small batch. If they were taken back, others try them again.
+    pub(crate) async fn let_others(&self) {
+        let _ = self.durable().await;
+        tokio::task::yield_now().await;
+    }
+
+    /// The result of `read`, once the state that it saw is on disk. If that could not be written and was taken back, it
+    /// reads again.
+    pub(crate) async fn read<T>(&self, mut read: impl FnMut(&Core) -> T) -> Result<T, Refusal> {
+        loop {
+            let (found, ticket): (T, Ticket) = {
+                let core = self.core.lock();
+                (read(&core), core.journal.ticket())
+            };
+            match ticket.durable().await {
+                Ok(()) => return Ok(found),
+                Err(Refusal::Store(_)) => {}
+                Err(other) => return Err(other),
+            }
+        }
+    }
+
+    /// The first result of `look`, now or after a change that `changed` reports, once the state that it saw is on disk.
+    /// `None`: there is none after the last change.
+    pub(crate) async fn find<T>(
+        &self,
+        mut changed: watch::Receiver<()>,
+        mut look: impl FnMut(&Core) -> Option<T>,
+    ) -> Result<Option<T>, Refusal> {
+        loop {
+            changed.mark_unchanged();
+            if let Some(found) = self.read(&mut look).await? {
+                return Ok(Some(found));
+            }
+            if changed.changed().await.is_err() {
+                return self.read(&mut look).await;
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// `core` is locked.
+    pub(crate) fn carry_out(self: &Arc<Self>, core: &Core, effect: Effect) {
+        let shared = self.clone();
+        match effect {
+            Effect::Publish(event) => self.release(event),
+            Effect::FabricChanged => drop(self.fabric.send_replace(())),
+            Effect::Staged => self.staged.notify_one(),
+            Effect::Drive(group) => self.spawn(driver::drive(shared, group)),
+            Effect::Update { group, leaves_first } => {
+                self.spawn(driver::update(shared, group, leaves_first));
+            }
+            Effect::Replan { group, lost } => self.spawn(tasks::replan(shared, group, lost)),
+            Effect::Refine(group) => self.spawn(tasks::refine_soon(shared, group)),
+            Effect::Look(switch) => {
+                if let Some(link) = self.links.get(&switch) {
+                    link.look_now();
+                }
+            }
+            Effect::SyncRoutes(switch) => tasks::sync_routes(self, &switch, None),
+            Effect::ForgetStrangers(job) => {
+                if let Ok((_, group)) = core.collective(&job) {
+                    self.exchanges.forget_strangers(&job, &group.ranks);
+                }
+            }
+            Effect::After(pause, act) => self.spawn(async move {
+                tokio::time::sleep(pause).await;
+                act(&mut shared.lock());
+            }),
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Tasks beside those of single groups and switches: they look at the state when something has changed, and carry out what that asks for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+use super::link::CHANGES_TOGETHER;
+use super::shared::Shared;
+use crate::state::core::Core;
+use crate::state::kinds::multicast::replan;
+use crate::state::planning::{self, Layout, NoPlan};
+use crate::state::record::Record;
+use crate::state::{broken_links, multicast_routes};
+
+/// Pause before a group is looked at whose rules are on their way to its switches.
+const PAUSE: Duration = Duration::from_millis(200);
+
+pub(crate) async fn watch_links(shared: Arc<Shared>) {
+    let mut changes = shared.fabric.subscribe();
+    // When the time is up of groups with a link that is down.
+    let mut due: BTreeMap<String, Instant> = BTreeMap::new();
+    loop {
+        changes.mark_unchanged();
+        let now = Instant::now();
+        let up = due.iter().filter(|(_, at)| **at <= now);
+        let mut names: BTreeSet<String> = up.map(|(name, _)| name.clone()).collect();
+        let (changed, on_switches) = {
+            let mut core = shared.lock();
+            let changed = std::mem::take(&mut core.links_changed);
+            let on_switches = changed.switches.iter().map(|s| core.groups.on_switch(s));
+            let on_switches: Vec<_> = on_switches.collect();
+            (changed.groups, on_switches)
+        };
+        names.extend(on_switches.into_iter().flatten().chain(changed));
+        let mut names = names.into_iter().peekable();
+        while names.peek().is_some() {
+            {
+                let mut core = shared.lock();
+                for name in names.by_ref().take(CHANGES_TOGETHER) {
+                    match broken_links::look(&mut core, &name, now) {
+                        Some(at) => due.insert(name, at),
+                        None => due.remove(&name),
+                    };
+                }
+            }
+            shared.let_others().await;
+        }
+        match due.values().min() {
+            // Either way it is time to look again.
+            Some(at) => drop(timeout_at(*at, changes.changed()).await),
+            None if changes.changed().await.is_err() => return,
+            None => {}
+        }
+    }
+}
+
+/// Keeps the relays of a Shufflecast, while there is one.
+pub(crate) async fn watch_relays(shared: Arc<Shared>) {
+    let Some(relays) = shared.lock().multicast_routes.relays.clone() else {
+        return;
+    };
+    let mut changes = shared.fabric.subscribe();
+    loop {
+        changes.mark_unchanged();
+        let (changed, due) = shared.lock().look_at_relays(&relays, Instant::now());
+        for switch in changed {
+            sync_routes(&shared, &switch, None);
+        }
+        match due {
+            Some(at) => drop(timeout_at(at, changes.changed()).await),
+            None if changes.changed().await.is_err() => return,
+            None => {}
+        }
+    }
+}
+
+/// Brings the routes of a switch to what they should be, in the background. What fails is tried again when it is reconciled.
+pub(crate) fn sync_routes(shared: &Arc<Shared>, switch: &str, only: Option<Ipv4Addr>) {
+    let Some(link) = shared.links.get(switch).cloned() else {
+        return;
+    };
+    let shared_too = shared.clone();
+    shared.spawn(async move {
+        if let Err(error) = link.sync_routes(&shared_too, only).await {
+            let switch = &link.config.name;
+            tracing::warn!(switch, %error, "its multicast routes are not as they should be");
+        }
+    });
+}
+
+/// Refines a group soon, if it can be.
+pub(crate) async fn refine_soon(shared: Arc<Shared>, name: String) {
+    tokio::time::sleep(PAUSE).await;
+    let Some(draft) = shared.lock().begin_refinement(&name) else {
+        return;
+    };
+    let address = draft.refinement.address;
+    for router in &draft.routers {
+        let Some(link) = shared.links.get(router) else {
+            continue;
+        };
+        if let Err(error) = link.sync_routes(&shared, Some(address)).await {
+            tracing::warn!(group = name, router, %error, "stays on the addresses of the static core");
+            let mut core = shared.lock();
+            core.multicast_routes.settle(address);
+            return multicast_routes::sweep_soon(&mut core);
+        }
+    }
+    shared.lock().finish_refinement(&name, draft);
+}
+
+/// Finds a tree without the links that are down. If there is none, the state of the group says why.
+pub(crate) async fn replan(shared: Arc<Shared>, name: String, lost: String) {
+    let wanted = |core: &mut Core| {
+        core.give_up_all_joining(&name, &lost);
+        replan::wanted(core, &name).ok_or(())
+    };
+    let then = |core: &mut Core, wanted: Record, layout: Result<Layout, _>| {
+        let is_same = |r: &Record| r.generation + 1 == wanted.generation && r.phase.has_run();
+        if !core.groups.get(&name).is_some_and(|e| is_same(e.record())) {
+            return;
+        }
+        let layout = layout.and_then(|layout| planning::ready(core, layout));
+        let placed = match layout {
+            Ok(layout) => replan::place(core, &wanted, layout).map_err(str::to_owned),
+            Err(NoPlan::NotYet(failure) | NoPlan::Never(failure)) => Err(failure.reason),
+        };
+        match placed {
+            Ok(()) => {
+                tracing::warn!(group = name, lost, "gets another tree");
+                core.update(&name, true);
+            }
+            Err(reason) => {
+                let note = format!("no other tree: {reason}");
+                if let Some(entry) = core.groups.get_mut(&name)
+                    && entry.note != note
+                {
+                    tracing::warn!(group = name, lost, reason, "gets no other tree");
+                    entry.note = note;
+                    core.notify(&name);
+                }
+            }
+        }
+    };
+    // Otherwise it has another tree already, or does not run any more.
+    let _: Result<(), ()> = shared.plan(wanted, then).await;
+}

@@ -1,0 +1,192 @@
+//! Who may call what at the controller: a host joins as itself, and sees its own groups.
+
+use castnet_proto::access::{Caller, Right, Role};
+use castnet_proto::convert::ExchangeCall;
+use castnet_proto::v1::{self, ExchangeAmong};
+use castnet_rules::HostEndpoint;
+
+use crate::state::core::Core;
+use crate::error::Refusal;
+use crate::state::kinds::collective::record::Collective;
+use crate::state::kinds::collective::secret::Secret;
+use crate::state::table::Entry;
+
+/// The right that a method needs. The test below fails if one is missing.
+pub(crate) fn right(method: &str) -> Option<Right> {
+    Some(match method {
+        "CreateGroup" | "CreateCollective" | "DestroyGroup" | "AddMember" | "EvictMember" | "ForgetHost"
+        | "PurgeGroups" => Right::Operate,
+        "JoinGroup" | "LeaveGroup" | "ReportUnreached" | "InitGroup" | "Exchange" | "RegisterHost" => {
+            Right::Join
+        }
+        "GetGroup" => Right::Look,
+        "FindLeader" => Right::Reach,
+        "ListGroups" | "PlanGroup" | "ListSwitches" | "ListHosts" | "GetTopology" | "WatchEvents" => {
+            Right::Read
+        }
+        _ => return None,
+    })
+}
+
+impl Core {
+    /// Refuses a host that acts for the rank of another one. A rank that no host has is free for all.
+    pub(crate) fn check_rank(
+        &self,
+        caller: &Caller,
+        job: &str,
+        rank: u32,
+        what: &str,
+    ) -> Result<(), Refusal> {
+        let Ok((_, group)) = self.collective(job) else {
+            return Ok(());
+        };
+        let place = group.ranks.get(rank as usize);
+        if place.is_none_or(|p| p.host.is_empty() || caller.may_be(&p.host)) {
+            return Ok(());
+        }
+        let what = format!("{what} as rank {rank} of group {job:?}");
+        let rule = "another host has this rank; a host acts for its own ranks alone, an operator for all";
+        Err(caller.denied(what, rule).into())
+    }
+
+    /// Refuses a host that does not have this rank in the exchange. In a job without a group no rank belongs to a host; its secret keeps
+    /// strangers out.
+    pub(crate) fn check_exchange(&self, caller: &Caller, call: &ExchangeCall) -> Result<(), Refusal> {
+        let ExchangeCall { job, rank, .. } = call;
+        let seats = match call.among {
+            ExchangeAmong::Unspecified => {
+                self.check_rank(caller, job, (*rank).into(), "exchange")?;
+                if let Ok((_, group)) = self.collective(job) {
+                    check_size(job, group.ranks.len(), call.size)?;
+                }
+                return self.check_secret(job, *rank, &Secret::new(job, &call.secret));
+            }
+            ExchangeAmong::Members => self.multicast(job)?.1.source_first(),
+            ExchangeAmong::Outside => {
+                let ends = self.multicast(job)?.1.ends_outside(call.round);
+                ends.ok_or_else(|| Refusal::NobodyOutside {
+                    group: job.clone(),
+                    number: call.round,
+                })?
+            }
+        };
+        check_size(job, seats.len(), call.size)?;
+        match seats.get(usize::from(*rank)) {
+            Some(host) if caller.may_be(host) => Ok(()),
+            host => {
+                let what = format!("exchange as rank {rank} beside group {job:?}");
+                let rule = format!(
+                    "this is the place of host {:?}",
+                    host.copied().unwrap_or_default()
+                );
+                Err(caller.denied(what, rule).into())
+            }
+        }
+    }
+
+    /// Refuses a host that takes the address of another one, or another spelling of its name: a certificate is one host. A machine that has got
+    /// another name has both in its certificate, or an operator forgets the old one.
+    pub(crate) fn check_itself(&self, caller: &Caller, endpoint: &HostEndpoint) -> Result<(), Refusal> {
+        let HostEndpoint { name: host, ip, .. } = endpoint;
+        if caller.role != Role::Host {
+            return Ok(());
+        }
+        let own = caller.peer.names.iter().flatten();
+        if let Some(name) = own.into_iter().find(|name| name.eq_ignore_ascii_case(host))
+            && name != host
+            && !self.facts.knows_host(host)
+        {
+            let (host, name) = (host.clone(), name.clone());
+            return Err(Refusal::OtherSpelling { host, name });
+        }
+        match self.facts.host_of(*ip, Some(host)) {
+            Some(other) if !caller.may_be(other) => Err(Refusal::AddressTaken {
+                field: "ip".into(),
+                ip: *ip,
+                host: other.into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a host that is no member of a group.
+    pub(crate) fn check_member(&self, caller: &Caller, group: &str, what: &str) -> Result<(), Refusal> {
+        if caller.role != Role::Host || is_member(caller, self.group(group)?) {
+            return Ok(());
+        }
+        let what = format!("{what} group {group:?}");
+        Err(caller.denied(what, "it is no member of it").into())
+    }
+
+    /// A group as the caller may see it. A host sees its own groups, and of a job with a free rank what it needs to join.
+    pub(crate) fn seen_by(&self, caller: &Caller, name: &str) -> Result<v1::Group, Refusal> {
+        let entry = self.group(name)?;
+        let seen = entry.record().kind.behaviour().view(self, entry);
+        let has_free_rank = |group: &Collective| group.ranks.iter().any(|r| r.host.is_empty());
+        if caller.role == Role::Host
+            && !is_member(caller, entry)
+            && entry.record().collective().is_some_and(has_free_rank)
+        {
+            let full = seen.collective.and_then(|c| c.state).unwrap_or_default();
+            let state = v1::CollectiveState {
+                name: full.name,
+                phase: full.phase,
+                settings: full.settings,
+                lanes: full.lanes,
+                ..Default::default()
+            };
+            let collective = v1::Collective {
+                state: Some(state),
+                ..Default::default()
+            };
+            return Ok(v1::Group {
+                collective: Some(collective),
+                ..Default::default()
+            });
+        }
+        self.check_member(caller, name, "see")?;
+        Ok(seen)
+    }
+}
+
+/// Refuses a call that gives another number of ranks than its job, group or round has.
+pub(crate) fn check_size(job: &str, size: usize, given: u16) -> Result<(), Refusal> {
+    match size == usize::from(given) {
+        true => Ok(()),
+        false => Err(Refusal::OtherSize {
+            job: job.into(),
+            size: size as u16,
+            given,
+        }),
+    }
+}
+
+fn is_member(caller: &Caller, entry: &Entry) -> bool {
+    let parties = entry.record().kind.behaviour().parties();
+    parties.iter().any(|p| caller.may_be(p.host))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_method_needs_a_right() {
+        let methods =
+            castnet_proto::access::methods(include_str!("../../../proto/castnet/v1/controller.proto"));
+        assert!(methods.contains(&"CreateGroup"), "{methods:?}");
+        for method in methods {
+            assert!(right(method).is_some(), "{method} has no row");
+        }
+        assert_eq!(right("Reboot"), None);
+    }
+
+    #[test]
+    fn the_document_says_who_may_call_what() {
+        let document = include_str!("../../../docs/security.md");
+        let proto = include_str!("../../../proto/castnet/v1/controller.proto");
+        let faults =
+            castnet_proto::access::document_faults(document, "Calls to the controller", proto, right);
+        assert_eq!(faults, [""; 0]);
+    }
+}

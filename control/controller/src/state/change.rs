@@ -1,0 +1,398 @@
+//! All changes of groups. A change is made on a copy, then put in place and staged together; nothing of it leaves the
+//! controller before it is stored (see `journal.rs`).
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use castnet_proto::v1;
+
+use crate::state::broken_links;
+use crate::state::core::Core;
+use crate::state::detour::Detours;
+use crate::state::effect::{Effect, Work};
+use crate::error::Refusal;
+use crate::state::journal::Undo;
+use crate::state::lifecycle::{Event, Next, Phase};
+use crate::state::multicast_routes;
+use crate::state::record::{Ending, Record};
+use crate::state::shown::Cache;
+use crate::state::table::Entry;
+
+/// Groups whose work is resumed at once: others use the lock in between.
+const RESUMED_TOGETHER: usize = 256;
+
+/// Work whose changes could not be written.
+#[derive(Default)]
+pub(crate) struct Postponed {
+    pub(crate) groups: BTreeSet<String>,
+    pub(crate) works: VecDeque<Work>,
+}
+
+impl Core {
+    pub(crate) fn add(&mut self, mut record: Record) -> Result<(), Refusal> {
+        self.journal.check_open()?;
+        self.config.assign_tenant(&mut record);
+        self.check_quotas(&self.config, &record)?;
+        self.journal.stage_added(&record);
+        let (name, mcst_id, lanes) = (record.name.clone(), record.mcst_id, record.lanes());
+        let group = name.clone();
+        self.journal
+            .log(move || tracing::info!(group, %mcst_id, lanes, "created"));
+        if let Some(last) = record.mcst_ids().last() {
+            let pool = self.mcst_pool;
+            self.last_mcst_ids.insert(pool, last);
+        }
+        self.given_out(&record.own_mcst_ids);
+        self.groups.put(record);
+        self.notify(&name);
+        Ok(())
+    }
+
+    /// Changes a group, and starts the work that follows.
+    pub(crate) fn change(&mut self, name: &str, change: impl FnOnce(&mut Record)) -> Result<(), Refusal> {
+        let mut record = self.group(name)?.record().clone();
+        change(&mut record);
+        self.replace(record)
+    }
+
+    fn replace(&mut self, record: Record) -> Result<(), Refusal> {
+        let name = record.name.clone();
+        self.journal.check_open()?;
+        let Some(entry) = self.groups.get_mut(&name) else {
+            return Err(Refusal::UnknownGroup { name });
+        };
+        if *entry.record() == record {
+            return Ok(());
+        }
+        let address = |record: &Record| Some(record.plan.as_ref()?.refinement.as_ref()?.address);
+        let before = address(entry.record());
+        let is_freed = before.is_some() && address(&record) != before;
+        self.journal.stage_changed(entry);
+        if record.generation != entry.record().generation || !record.phase.wants_rules() {
+            entry.confirmed.clear();
+            entry.problems.retain(|switch, _| record.placed.contains(switch));
+            entry.live.rules_ended();
+        }
+        self.groups.put(record);
+        self.notify(&name);
+        self.drive(&name);
+        if is_freed {
+            multicast_routes::sweep_soon(self);
+        }
+        self.refine_soon(&name);
+        Ok(())
+    }
+
+    /// Takes a group one step on in its life, and further steps that follow. An event that does not fit the phase is
+    /// late and has no effect.
+    pub(crate) fn step(&mut self, name: &str, event: Event, ending: Option<Ending>) -> Result<(), Refusal> {
+        self.one_step(name, event, ending)?;
+        self.settle(name)
+    }
+
+    /// Takes the steps that follow from the state of a group.
+    pub(crate) fn settle(&mut self, name: &str) -> Result<(), Refusal> {
+        // A group that is gone has no more steps.
+        while let Some(event) = self.groups.get(name).and_then(|e| follows(e.record())) {
+            self.one_step(name, event, None)?;
+        }
+        Ok(())
+    }
+
+    fn one_step(&mut self, name: &str, event: Event, ending: Option<Ending>) -> Result<(), Refusal> {
+        let entry = self.group(name)?;
+        let (mut record, from) = (entry.record().clone(), entry.phase_name());
+        let phase = match record.phase.step(event) {
+            Some(Next::Phase(phase)) => phase,
+            Some(Next::Gone) => return self.forget(name),
+            None => {
+                tracing::debug!(group = name, phase = from, ?event, "event without effect");
+                return Ok(());
+            }
+        };
+        let kind = record.kind.behaviour();
+        let (notice, to) = (kind.notice(), kind.phase_name(phase));
+        let why = ending.as_ref().map(Ending::words);
+        record.phase = phase;
+        match event {
+            Event::AllJoined if phase == Phase::Installing => {
+                record.generation += 1;
+                record.plan = None;
+            }
+            Event::Refused | Event::Broke | Event::Lost => record.ended = ending.or(record.ended),
+            Event::Cleared => record.plan = None,
+            _ => {}
+        }
+        record.kind.behaviour_mut().step(event, phase, record.generation);
+        if let Some(entry) = self.groups.get_mut(name) {
+            entry.note.clear();
+            entry.live.links_down.clear();
+            match event {
+                Event::Confirmed => entry.note = std::mem::take(&mut entry.detours).words(),
+                // The refusals count only while the group is placed again at once.
+                Event::Cleared if follows(&record) != Some(Event::AllJoined) => {
+                    entry.detours = Detours::default();
+                }
+                _ => {}
+            }
+        }
+        self.replace(record)?;
+        let group = name.to_owned();
+        self.journal.log(move || tracing::info!(group, from, to, why));
+        // A link may have gone down during the installation.
+        let down =
+            |e: &Entry| broken_links::is_watched(e.record()) && !broken_links::down(self, e).is_empty();
+        if self.groups.get(name).is_some_and(down) {
+            self.links_changed.groups.insert(name.into());
+            self.effects.push(Effect::FabricChanged);
+        }
+        self.arm(name, notice);
+        Ok(())
+    }
+
+    fn arm(&mut self, name: &str, notice: Duration) {
+        let Some(record) = self.groups.get(name).map(Entry::record) else {
+            return;
+        };
+        let (generation, phase) = (record.generation, record.phase);
+        let (after, event) = match phase {
+            Phase::Broken => (notice, Event::TimeUp),
+            Phase::Failed | Phase::Refused if record.kind.behaviour().lingers() => {
+                (self.config.timeouts.linger, Event::Destroy)
+            }
+            _ => return,
+        };
+        self.later(name, after, move |core, name| {
+            let same = |e: &Entry| (e.record().generation, e.record().phase) == (generation, phase);
+            if core.group(name).is_ok_and(same) {
+                core.try_step(name, event, None);
+            }
+        });
+    }
+
+    /// Takes back what could not be written, the last change first. Work that remains for the groups waits until the
+    /// store works.
+    pub(crate) fn take_back(&mut self, undone: impl IntoIterator<Item = Undo>) {
+        let mut names = BTreeSet::new();
+        for undo in undone {
+            match undo {
+                Undo::Host(name, before) => self.facts.set_host(&name, before),
+                Undo::WrittenOff(mcst_id, before) => self.put_written_off(mcst_id, before),
+                Undo::Added(name) => {
+                    if let Some(gone) = self.groups.remove(&name) {
+                        gone.changed.send_replace(());
+                    }
+                }
+                Undo::Changed(record, confirmed) => {
+                    let name = record.name.clone();
+                    self.groups.put(*record);
+                    if let Some(entry) = self.groups.get_mut(&name) {
+                        // No switch has got what is taken back.
+                        entry.confirmed = confirmed;
+                        entry.confirmed.retain(|s| !entry.problems.contains_key(s));
+                    }
+                    names.insert(name);
+                }
+                Undo::Forgotten(entry) => {
+                    names.insert(entry.record().name.clone());
+                    self.groups.put_back(*entry);
+                }
+            }
+        }
+        self.links_changed.groups.extend(names.iter().cloned());
+        self.effects.push(Effect::FabricChanged);
+        for name in names {
+            let Some(entry) = self.groups.get_mut(&name) else {
+                continue;
+            };
+            entry.live.rules_ended();
+            self.notify(&name);
+            self.postpone(name);
+        }
+    }
+
+    /// The work on a group continues when the store works.
+    pub(crate) fn postpone(&mut self, name: String) {
+        self.postponed.groups.insert(name);
+        self.effects.push(Effect::Staged);
+    }
+
+    /// Continues some of the work that could not be stored. Returns whether there was any.
+    pub(crate) fn resume(&mut self) -> bool {
+        let (mut works, mut names) = (Vec::new(), Vec::new());
+        for _ in 0..RESUMED_TOGETHER {
+            names.extend(self.postponed.groups.pop_first());
+            works.extend(self.postponed.works.pop_front());
+        }
+        for name in &names {
+            self.take_up(name);
+        }
+        let any = !works.is_empty() || !names.is_empty();
+        for work in works {
+            work(self);
+        }
+        any
+    }
+
+    fn take_up(&mut self, name: &str) {
+        let Some(entry) = self.groups.get(name) else {
+            return;
+        };
+        let notice = entry.record().kind.behaviour().notice();
+        let problems = entry.problems.clone();
+        self.arm(name, notice);
+        self.lease_absent(name);
+        self.run_leases(name);
+        self.drive(name);
+        for (switch, reason) in problems {
+            self.unsettled(&switch, name, &reason);
+        }
+        self.recover(name);
+        if let Err(error) = self.settle(name) {
+            tracing::error!(group = name, %error, "step failed");
+        }
+    }
+
+    pub(crate) fn forget(&mut self, name: &str) -> Result<(), Refusal> {
+        self.journal.check_open()?;
+        if let Some(entry) = self.groups.remove(name) {
+            entry.changed.send_replace(());
+            let plan = entry.record().plan.as_ref();
+            if plan.is_some_and(|plan| plan.refinement.is_some()) {
+                multicast_routes::sweep_soon(self);
+            }
+            self.journal.stage_forgotten(entry);
+            let group = name.to_owned();
+            self.journal.log(move || tracing::info!(group, "gone"));
+            self.publish(v1::controller_event::Event::GroupGone(name.into()));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn notify(&mut self, name: &str) {
+        if let Some(entry) = self.groups.get(name) {
+            entry.changed.send_replace(());
+            let news = entry.record().kind.behaviour().news(entry);
+            entry
+                .news
+                .send_if_modified(|told| std::mem::replace(told, news) != *told);
+            // Later subscribers read the change with the state of the group.
+            if !self.is_watched {
+                if entry.changed.receiver_count() == 0 {
+                    *entry.shown.lock() = Cache::default();
+                }
+                return;
+            }
+            let event = self.event(entry);
+            self.publish(event);
+        }
+    }
+
+    /// Starts a task for a group that needs one and has none.
+    pub(crate) fn drive(&mut self, name: &str) {
+        if let Some(entry) = self.groups.get_mut(name)
+            && !entry.driven
+            && entry.record().phase.needs_driver()
+        {
+            entry.driven = true;
+            self.effects.push(Effect::Drive(name.into()));
+        }
+    }
+
+    /// A switch was just reconciled for these groups. `wanted`: those whose rules were wanted there, with the
+    /// generations that are there now, if any. It has no rules of the others.
+    pub(crate) fn settled(&mut self, switch: &str, names: &[String], wanted: &BTreeMap<&str, Option<u64>>) {
+        for name in names {
+            let Some(entry) = self.groups.get_mut(name) else {
+                continue;
+            };
+            let record = entry.record();
+            let (generation, phase) = (record.generation, record.phase);
+            let is_placed = record.placed.contains(switch);
+            match wanted.get(name.as_str()) {
+                Some(Some(there)) if *there == generation && phase.wants_rules() => {
+                    let had_problem = entry.problems.remove(switch).is_some();
+                    if entry.confirmed.insert(switch.into()) || had_problem {
+                        self.notify(name);
+                    }
+                }
+                Some(None) if phase.has_run() && !record.kind.behaviour().outlives_switches() => {
+                    let reason = format!("switch {switch} has lost its part: it was restarted");
+                    let ending = Ending::failed(generation, None, Some(switch), reason);
+                    self.try_step(name, Event::Lost, Some(ending));
+                }
+                // It is removed, or was evicted with the members there.
+                None if is_placed && entry.record().wanted_rule(switch).is_none() => {
+                    entry.problems.remove(switch);
+                    self.try_change(name, |r| {
+                        r.placed.remove(switch);
+                    });
+                }
+                _ => {}
+            }
+            self.recover(name);
+        }
+    }
+
+    /// A switch has its part of a running group: its rules, or none if it is not in the tree.
+    pub(crate) fn has_its_part(&mut self, switch: &str, name: &str) {
+        let Some(entry) = self.groups.get_mut(name) else {
+            return;
+        };
+        entry.problems.remove(switch);
+        if entry.record().wanted_rule(switch).is_some() {
+            entry.confirmed.insert(switch.into());
+        } else if entry.record().placed.contains(switch) {
+            return self.try_change(name, |r| {
+                r.placed.remove(switch);
+            });
+        }
+        self.notify(name);
+    }
+
+    pub(crate) fn recover(&mut self, name: &str) {
+        let back = |e: &Entry| e.record().phase == Phase::Degraded && e.is_confirmed();
+        if self.group(name).is_ok_and(back) {
+            self.try_step(name, Event::SwitchesBack, None);
+        }
+    }
+
+    /// A switch lacks its part of a group, or cannot be reached. The group goes on: traffic may still flow.
+    pub(crate) fn unsettled(&mut self, switch: &str, name: &str, reason: &str) {
+        let store_fails = self.store_error.is_some();
+        let Some(entry) = self.groups.get_mut(name).filter(|e| e.concerns(switch)) else {
+            return;
+        };
+        entry.confirmed.remove(switch);
+        let before = entry.problems.insert(switch.into(), reason.into());
+        // While the store fails, a step would be taken back again: it was postponed when the problem came up.
+        if store_fails && before.as_deref() == Some(reason) {
+            return;
+        }
+        let record = entry.record();
+        let degrades = record.kind.behaviour().outlives_switches() && record.wanted_rule(switch).is_some();
+        if degrades && entry.record().phase == Phase::Active {
+            self.try_step(name, Event::SwitchLost, None);
+        } else {
+            self.notify(name);
+        }
+    }
+
+    /// Like [`Core::step`]; logs errors.
+    pub(crate) fn try_step(&mut self, name: &str, event: Event, ending: Option<Ending>) {
+        if let Err(error) = self.step(name, event, ending) {
+            tracing::error!(group = name, %error, "step failed");
+        }
+    }
+
+    /// Like [`Core::change`]; logs errors.
+    pub(crate) fn try_change(&mut self, name: &str, change: impl FnOnce(&mut Record)) {
+        if let Err(error) = self.change(name, change) {
+            tracing::error!(group = name, %error, "change failed");
+        }
+    }
+}
+
+fn follows(record: &Record) -> Option<Event> {
+    record.kind.behaviour().follows(record.phase, record.generation)
+}

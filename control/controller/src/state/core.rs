@@ -1,0 +1,144 @@
+//! The controller's state in memory.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use castnet_proto::v1;
+use castnet_rules::Ipv4Net;
+use castnet_wire::McstId;
+use tokio::time::Instant;
+
+use crate::state::broken_links::Changed;
+use crate::config::Config;
+use crate::state::effect::Effect;
+use crate::error::Refusal;
+use crate::state::fabric::{Fabric, Reach};
+use crate::state::journal::Journal;
+use crate::state::kinds::collective::record::Collective;
+use crate::state::kinds::multicast::record::Multicast;
+use crate::state::lost_switches::Signs;
+use crate::state::multicast_routes::MulticastRoutes;
+use crate::state::others::Others;
+use crate::state::record::Record;
+use crate::state::change::Postponed;
+use crate::store::StoreError;
+use crate::state::table::{Entry, Groups, Usage};
+use crate::state::written_off::AllWrittenOff;
+
+/// Events that a slow reader may lag behind before it loses some.
+pub(crate) const EVENTS_MAX: usize = 1024;
+
+pub(crate) struct Core {
+    pub(crate) config: Arc<Config>,
+    /// What is to be done outside, in order.
+    pub(crate) effects: Vec<Effect>,
+    /// The time, and the same since 1970 in nanoseconds, as of the start of a change.
+    pub(crate) now: Instant,
+    pub(crate) unix_ns: u64,
+    /// Whether there is anybody who gets events.
+    pub(crate) is_watched: bool,
+    pub(crate) facts: Fabric,
+    /// Last report of each switch about itself, and what other owners use of it.
+    pub(crate) capabilities: BTreeMap<String, (v1::Capabilities, Usage)>,
+    pub(crate) groups: Groups,
+    pub(crate) written_off: AllWrittenOff,
+    /// Groups whose records in the store do not read, and why. What switches have of them stays as it is.
+    pub(crate) set_apart: BTreeMap<String, String>,
+    pub(crate) others: Others,
+    /// Number of the last call to join.
+    pub(crate) calls: u64,
+    /// Number of the last state of a group that was shown.
+    pub(crate) numbers: AtomicU64,
+    /// Pool of McstIDs that are not of one switch.
+    pub(crate) mcst_pool: Ipv4Net,
+    /// McstID given out last, per pool: the search continues after it, so that none is used again soon.
+    pub(crate) last_mcst_ids: BTreeMap<Ipv4Net, McstId>,
+    /// Changes that are not on disk yet.
+    pub(crate) journal: Journal,
+    /// Why the store cannot be written now.
+    pub(crate) store_error: Option<Arc<StoreError>>,
+    pub(crate) postponed: Postponed,
+    pub(crate) links_changed: Changed,
+    pub(crate) signs: Signs,
+    pub(crate) multicast_routes: MulticastRoutes,
+}
+
+impl Core {
+    pub(crate) fn group(&self, name: &str) -> Result<&Entry, Refusal> {
+        self.groups.get(name).ok_or_else(|| self.unknown(name))
+    }
+
+    /// There is no such group; or it may exist, and a member must not be told that it is gone.
+    pub(crate) fn unknown(&self, name: &str) -> Refusal {
+        let unread = self
+            .set_apart
+            .get(name)
+            .map(|why| format!("its record in the store {why}"));
+        match unread.or_else(|| self.others.doubt()) {
+            Some(reason) => Refusal::NotKnown {
+                name: name.into(),
+                reason,
+            },
+            None => Refusal::UnknownGroup { name: name.into() },
+        }
+    }
+
+    /// Whether a switch that answers has not told yet what it has, while that is of interest.
+    pub(crate) fn waits_for_lists(&self) -> bool {
+        let down = |switch: &String| {
+            let known = self.facts.switches.get(switch);
+            known.is_some_and(|(reach, _)| matches!(reach, Reach::Down(_)))
+        };
+        self.others.unasked().any(|switch| !down(switch))
+    }
+
+    pub(crate) fn multicast(&self, name: &str) -> Result<(&Entry, &Multicast), Refusal> {
+        self.of_kind(name, Record::multicast)
+    }
+
+    pub(crate) fn collective(&self, name: &str) -> Result<(&Entry, &Collective), Refusal> {
+        self.of_kind(name, Record::collective)
+    }
+
+    fn of_kind<K>(&self, name: &str, kind: fn(&Record) -> Option<&K>) -> Result<(&Entry, &K), Refusal> {
+        let entry = self.group(name)?;
+        let kind = kind(entry.record()).ok_or_else(|| Refusal::UnknownGroup { name: name.into() })?;
+        Ok((entry, kind))
+    }
+
+    pub(crate) fn collective_by_mcst_id(&self, mcst_id: &str) -> Option<(&Entry, &Collective)> {
+        let entry = self.groups.by_mcst_id(mcst_id.parse().ok().map(McstId)?)?;
+        Some((entry, entry.record().collective()?))
+    }
+
+    /// Whether a group may be created with this name.
+    pub(crate) fn free_name(&self, name: &str) -> Result<(), Refusal> {
+        let taken = |phase| {
+            Err(Refusal::DuplicateGroup {
+                name: name.into(),
+                phase,
+            })
+        };
+        match (self.groups.get(name), self.others.wrong_store()) {
+            (Some(entry), _) => taken(entry.phase_name()),
+            (None, _) if self.set_apart.contains_key(name) => taken("its record does not read"),
+            (None, Some(reason)) => Err(Refusal::WrongStore { reason }),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+impl Core {
+    /// Sends an event to all subscribers, once the changes staged so far are on disk.
+    pub(crate) fn publish(&mut self, event: v1::controller_event::Event) {
+        let event = v1::ControllerEvent {
+            at_unix_ns: self.unix_ns,
+            event: Some(event),
+        };
+        if let Some(event) = self.journal.hold_back(event) {
+            self.effects.push(Effect::Publish(event));
+        }
+    }
+}
+

@@ -1,0 +1,239 @@
+//! Where a group would be placed now, and why. Nothing is changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use castnet_planner::{LinkLoad, Shortage};
+use castnet_proto::convert::{NewCollective, NewGroup, mode_to_proto, rate_limit_to_proto};
+use castnet_proto::v1;
+use castnet_proto::v1::endpoint::NextHop;
+use castnet_rules::GroupRule;
+use castnet_topology::{End, Topology};
+use castnet_wire::{McstId, Psn};
+
+use crate::state::core::Core;
+use crate::error::Refusal;
+use crate::state::fabric::Reach;
+use crate::state::kinds::Kind;
+use crate::state::kinds::collective::record::{Collective, Settings};
+use crate::state::kinds::collective::view::{mode, mode_reason};
+use crate::state::kinds::multicast::record::Multicast;
+use crate::state::planning::{Layout, NoPlan};
+use crate::state::record::Record;
+use crate::state::table::Entry;
+use crate::state::view;
+
+/// A group that is not created.
+#[derive(Clone)]
+pub(crate) enum Wanted {
+    Multicast(NewGroup),
+    Collective(NewCollective),
+}
+
+impl Wanted {
+    pub(crate) fn mcst_id(&self) -> Option<McstId> {
+        match self {
+            Self::Multicast(group) => group.mcst_id,
+            Self::Collective(group) => group.mcst_id,
+        }
+    }
+
+    /// As it would be created, with the same refusals.
+    pub(crate) fn record(&self, core: &Core) -> Result<Record, Refusal> {
+        let (name, kind, lanes, rate_limit) = match self {
+            Self::Multicast(group) => {
+                core.check_multicast(group)?;
+                let start_psn = group.start_psn.unwrap_or(Psn::new(0));
+                let latency = core.config.relay_latency;
+                let kind = Multicast::new(group.clone(), start_psn, latency);
+                (&group.name, Kind::Multicast(kind), group.lanes, group.rate_limit)
+            }
+            Self::Collective(group) => {
+                core.check_collective(group)?;
+                let settings = Settings::new(&group.settings);
+                let (lanes, limit) = (settings.lanes, group.settings.rate_limit);
+                let kind = Collective::new(group.ranks.clone(), settings, false);
+                (&group.name, Kind::Collective(kind), lanes, limit)
+            }
+        };
+        let mcst_ids = core.mcst_ids_for(self.mcst_id(), lanes)?;
+        let mut record = Record::new(name.clone(), mcst_ids, kind);
+        record.rate_limit = rate_limit;
+        core.config.assign_tenant(&mut record);
+        Ok(record)
+    }
+}
+
+pub(crate) fn answer(core: &Core, mut record: Record, layout: Result<Layout, NoPlan>) -> v1::PlanGroupResponse {
+    let mut answer = v1::PlanGroupResponse {
+        name: record.name.clone(),
+        mcst_id: record.mcst_id.to_string(),
+        lanes: record.lanes().into(),
+        rate_limit: record.rate_limit.map(rate_limit_to_proto),
+        ..Default::default()
+    };
+    let failure = match layout {
+        Ok(layout) => {
+            record.own_mcst_ids = layout.new_mcst_ids;
+            record.plan = Some(Arc::new(layout.plan));
+            None
+        }
+        Err(NoPlan::NotYet(failure)) => {
+            answer.may_come = true;
+            Some(failure)
+        }
+        Err(NoPlan::Never(failure)) => Some(failure),
+    };
+    answer.refusal = failure.map_or_else(String::new, |failure| {
+        format!("{}: {}", failure.field, failure.reason)
+    });
+    answer.passed_over = passed_over(core, &record);
+    let plan = record.plan.as_ref();
+    answer.over_covered = plan.map_or_else(Vec::new, |plan| plan.over_covered.iter().cloned().collect());
+    if let Some(group) = record.collective() {
+        answer.mode = mode_to_proto(mode(&group.settings, &record)).into();
+        answer.mode_reason = mode_reason(&group.settings, &record);
+    }
+    let parties = record.kind.behaviour().parties();
+    let joined = parties.iter().filter(|p| p.ends.is_some()).map(|p| p.host);
+    let joined: BTreeSet<&str> = joined.collect();
+    let topology = core.facts.topology();
+    let load = core.groups.load(&topology, &record.name).get();
+    answer.switches = view::tree(&Entry::new(record.clone()))
+        .into_iter()
+        .map(|mut node| {
+            node.rule
+                .iter_mut()
+                .for_each(|rule| hide_stand_ins(core, &joined, rule));
+            v1::PlannedSwitch {
+                room: Some(room(core, &node.switch_name)),
+                links: links((&topology, &load), &record, &node.switch_name),
+                node: Some(node),
+            }
+        })
+        .collect();
+    answer
+}
+
+/// Members that have not joined get the address that the controller knows, if any, and no queue pair.
+fn hide_stand_ins(core: &Core, joined: &BTreeSet<&str>, rule: &mut v1::GroupRule) {
+    for endpoint in &mut rule.endpoints {
+        if let Some(NextHop::Host(host)) = &mut endpoint.next_hop
+            && !joined.contains(host.name.as_str())
+        {
+            let (ip, _) = core.facts.addresses(&host.name);
+            (host.ip, host.mac, host.qpn) =
+                (ip.map(|ip| ip.to_string()).unwrap_or_default(), String::new(), 0);
+        }
+    }
+}
+
+/// What a switch has left now.
+fn room(core: &Core, switch: &str) -> v1::SwitchRoom {
+    let Some((said, _)) = core.capabilities.get(switch) else {
+        return v1::SwitchRoom::default();
+    };
+    let used = core.used(switch, None);
+    v1::SwitchRoom {
+        memory_bytes_max: said.memory_bytes_max,
+        memory_bytes_free: said.memory_bytes_max.saturating_sub(used.memory),
+        groups_max: said.groups_max,
+        groups_free: said.groups_max.saturating_sub(used.groups),
+    }
+}
+
+/// The links of a switch of the tree, with the groups that they carry now.
+fn links((topology, load): (&Topology, &LinkLoad), record: &Record, switch: &str) -> Vec<v1::PlannedLink> {
+    let rule = record.plan.as_ref().and_then(|plan| plan.rules.get(switch));
+    let endpoints = rule.iter().flat_map(|rule| &rule.endpoints);
+    // Several ranks can share a port.
+    let by_port: BTreeMap<u32, Vec<String>> = endpoints.fold(BTreeMap::new(), |mut all, endpoint| {
+        let next_hops: &mut Vec<String> = all.entry(endpoint.port.index() as u32).or_default();
+        next_hops.push(endpoint.next_hop.name().into());
+        all
+    });
+    let link = |(port, next_hops): (u32, Vec<String>)| {
+        let at = topology.link_at(&End::port(switch, port as u8));
+        v1::PlannedLink {
+            port,
+            next_hops,
+            groups: at.map_or(0, |link| load.get(link)),
+        }
+    };
+    by_port.into_iter().map(link).collect()
+}
+
+/// Switches that the group cannot be placed on.
+fn passed_over(core: &Core, record: &Record) -> Vec<v1::PassedOver> {
+    let rules = record.plan.iter().flat_map(|plan| plan.rules.values());
+    let smallest = rules.min_by_key(|rule| rule.reserved_bytes());
+    let others = core
+        .facts
+        .switches
+        .iter()
+        .filter(|(name, _)| !record.plan.as_ref().is_some_and(|p| p.rules.contains_key(*name)));
+    let reason = |(name, (reach, _)): (&String, &(Reach, _))| {
+        let reason = match reach {
+            Reach::Down(reason) => Some(format!("cannot be reached: {reason}")),
+            Reach::Unknown => Some("was not reached yet".into()),
+            Reach::Up => shortage(core, record, name, smallest),
+        };
+        Some(v1::PassedOver {
+            switch_name: name.clone(),
+            reason: reason?,
+        })
+    };
+    others.filter_map(reason).collect()
+}
+
+/// What a switch lacks even for the smallest rule of the group; without a plan, for any rule.
+fn shortage(core: &Core, record: &Record, switch: &str, smallest: Option<&GroupRule>) -> Option<String> {
+    let room = core.room(record, switch);
+    match smallest {
+        Some(rule) => Shortage::of(switch, &room, rule).map(|short| short.lack.to_string()),
+        None => (room.groups_free == 0).then(|| "takes no more groups".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_caller_who_wants_many_plans_waits_with_one_among_the_others() {
+        let (turns, order) = (Arc::new(Turns::default()), Arc::new(Mutex::new(Vec::new())));
+        let first = turns.take("many").await.unwrap();
+        let mut waiting = tokio::task::JoinSet::new();
+        for caller in ["many", "many", "many", "one"] {
+            let (turns, order) = (turns.clone(), order.clone());
+            waiting.spawn(async move {
+                let _turn = turns.take(caller).await.unwrap();
+                order.lock().push(caller);
+            });
+            tokio::task::yield_now().await;
+        }
+        assert!(order.lock().is_empty());
+        drop(first);
+        waiting.join_all().await;
+        assert_eq!(*order.lock(), ["one", "many", "many", "many"]);
+        drop(turns.take("another").await.unwrap());
+        assert_eq!(turns.callers.lock().len(), 1, "those who have left are forgotten");
+    }
+
+    #[tokio::test]
+    async fn a_caller_waits_with_so_many_plans_and_no_more() {
+        let turns = Arc::new(Turns::default());
+        let first = turns.take("many").await.unwrap();
+        let mut waiting = tokio::task::JoinSet::new();
+        for _ in 1..PLANS_OF_CALLER_MAX {
+            let turns = turns.clone();
+            waiting.spawn(async move { turns.take("many").await.map(drop) });
+            tokio::task::yield_now().await;
+        }
+        let refused = turns.take("many").await.map(drop).unwrap_err().to_string();
+        assert!(refused.contains("8 plans"), "{refused}");
+        drop(first);
+        assert!(waiting.join_all().await.iter().all(Result::is_ok));
+        assert!(turns.take("many").await.is_ok());
+    }
+}

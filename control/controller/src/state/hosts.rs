@@ -1,0 +1,82 @@
+//! Hosts that come, change their names, and are forgotten.
+
+use castnet_rules::HostEndpoint;
+use castnet_wire::MacAddr;
+
+use crate::state::core::Core;
+use crate::state::effect::Effect;
+use crate::error::Refusal;
+use crate::state::fabric::HostRecord;
+use crate::state::kinds::Party;
+
+impl Core {
+    /// Groups that have a party of this host which is as wanted.
+    fn groups_with(&self, host: &str, wanted: impl Fn(&Party<'_>, bool) -> bool) -> Vec<String> {
+        let has = |e: &&crate::state::table::Entry| {
+            let kind = e.record().kind.behaviour();
+            let mut parties = kind.parties().into_iter();
+            parties.any(|party| party.host == host && wanted(&party, kind.lingers()))
+        };
+        let groups = self.groups.with_host(host).filter(has);
+        groups.map(|e| e.record().name.clone()).collect()
+    }
+
+    /// Whether a host that has registered loses its address to one that comes with the same Ethernet address: it is the
+    /// same machine under a new name, if no group has a connection of the old one.
+    pub(crate) fn gives_way(&self, old: &str, mac: MacAddr) -> bool {
+        let same = |h: &HostRecord| MacAddr(h.mac) == mac;
+        self.facts.hosts.get(old).is_some_and(same)
+            && self.facts.unfiled.contains(old)
+            && self.groups_with(old, |party, _| party.ends.is_some()).is_empty()
+    }
+}
+
+impl Core {
+    /// Notes the addresses of a host. The host that had them before is forgotten, see [`Core::gives_way`].
+    pub(crate) fn know(&mut self, endpoint: &HostEndpoint) -> Result<(), Refusal> {
+        let HostEndpoint { name, ip, mac, .. } = endpoint;
+        let record = HostRecord {
+            name: name.clone(),
+            ip: *ip,
+            mac: mac.0,
+        };
+        let before = self.facts.hosts.get(name).cloned();
+        if before.as_ref() != Some(&record) {
+            self.journal.check_open()?;
+            let old = self.facts.host_of(*ip, Some(name)).map(str::to_owned);
+            if let Some(old) = old.filter(|old| self.gives_way(old, *mac)) {
+                tracing::info!(host = name, old, %ip, "takes over the address of its old name");
+                self.set_host(&old, None);
+            }
+            self.set_host(name, Some(record));
+        }
+        Ok(())
+    }
+
+    /// Forgets a host that has registered or joined.
+    pub(crate) fn forget_host(&mut self, name: &str) -> Result<(), Refusal> {
+        if !self.facts.hosts.contains_key(name) {
+            return Err(match self.facts.knows_host(name) {
+                true => Refusal::HostOfFile { host: name.into() },
+                false => Refusal::NoHost { host: name.into() },
+            });
+        }
+        // A job does not keep the place of a host that has gone.
+        let groups = self.groups_with(name, |party, of_job| party.ends.is_some() || !of_job);
+        if !groups.is_empty() {
+            let host = name.into();
+            return Err(Refusal::HostInGroups { host, groups });
+        }
+        self.journal.check_open()?;
+        tracing::info!(host = name, "forgotten");
+        self.set_host(name, None);
+        Ok(())
+    }
+
+    fn set_host(&mut self, name: &str, now: Option<HostRecord>) {
+        let before = self.facts.hosts.get(name).cloned();
+        self.journal.stage_host(name, before, now.is_some());
+        self.facts.set_host(name, now);
+        self.effects.push(Effect::FabricChanged);
+    }
+}

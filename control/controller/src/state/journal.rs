@@ -1,0 +1,282 @@
+//! Changes on their way to the store, outside the core's lock.
+//!
+//! A change is made in memory and staged here under the core's lock. Staged changes are written in order, many in one
+//! transaction. Until a change is on disk, nothing of it leaves the controller: events wait here, and answers and calls
+//! to switches wait for a [`Ticket`]. A change that cannot be written is taken back in memory, with all later ones, as
+//! they may depend on it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+use castnet_proto::v1;
+use castnet_wire::McstId;
+use tokio::sync::watch;
+
+use crate::state::core::{Core, EVENTS_MAX};
+use crate::state::effect::Work;
+use crate::error::Refusal;
+use crate::state::fabric::HostRecord;
+use crate::state::record::Record;
+use crate::store::{self, Entry, Key, StoreError, Table, Version, Write, encode};
+use crate::state::table;
+use crate::state::written_off::WrittenOff;
+
+/// The outcome of a batch; `None` while it is being written.
+type Outcome = Option<Result<(), Arc<StoreError>>>;
+
+/// Stands for all changes that were staged before it was issued.
+pub(crate) struct Ticket(Option<watch::Receiver<Outcome>>);
+
+impl Ticket {
+    pub(crate) async fn durable(self) -> Result<(), Refusal> {
+        let Some(mut outcome) = self.0 else {
+            return Ok(());
+        };
+        match outcome.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(Err(error))) => Err(Refusal::Store(error.clone())),
+            Ok(_) => Ok(()),
+            // The controller stops and writes nothing more.
+            Err(_) => Err(Refusal::Stopping),
+        }
+    }
+}
+
+pub(crate) enum Undo {
+    Added(String),
+    /// The record, and the switches that had confirmed their part.
+    Changed(Box<Record>, BTreeSet<String>),
+    Forgotten(Box<table::Entry>),
+    /// `None`: not known.
+    Host(String, Option<HostRecord>),
+    /// `None`: not written off.
+    WrittenOff(McstId, Option<WrittenOff>),
+}
+
+pub(crate) enum Value {
+    /// Shares its large parts with the group in memory.
+    Group(Box<Record>),
+    Host(HostRecord),
+    WrittenOff(WrittenOff),
+}
+
+pub(crate) struct Staged {
+    /// See [`Write::was`].
+    was: Version,
+    /// Its new version; `None`: it is removed.
+    version: Option<Version>,
+    /// Taken with the batch: of several changes only the last is written.
+    value: Option<Value>,
+}
+
+#[derive(Default)]
+pub(crate) struct Batch {
+    pub(crate) writes: BTreeMap<Key, Staged>,
+    pub(crate) undo: Vec<Undo>,
+    /// Work to try again if its changes could not be written and no client waits for them.
+    pub(crate) retries: Vec<Work>,
+    /// Log messages about the changes.
+    pub(crate) messages: Vec<Box<dyn FnOnce() + Send>>,
+    pub(crate) events: VecDeque<v1::ControllerEvent>,
+    /// Earlier events that were too many.
+    pub(crate) events_lost: u64,
+    outcome: watch::Sender<Outcome>,
+}
+
+impl Batch {
+    fn is_empty(&self) -> bool {
+        self.writes.is_empty() && self.events.is_empty()
+    }
+
+    pub(crate) fn encoded(&self) -> store::Batch {
+        let write = |(key, staged): (&Key, &Staged)| {
+            let entry = staged.version.zip(staged.value.as_ref());
+            let entry = entry.map(|(version, value)| Entry {
+                version,
+                value: match value {
+                    Value::Group(record) => encode(record),
+                    Value::Host(record) => encode(record),
+                    Value::WrittenOff(record) => encode(record),
+                },
+            });
+            let was = staged.was;
+            (key.clone(), Write { was, entry })
+        };
+        self.writes.iter().map(write).collect()
+    }
+
+    pub(crate) fn end(self, outcome: Result<(), Arc<StoreError>>) {
+        self.outcome.send_replace(Some(outcome));
+    }
+}
+
+/// Changes in memory that are not on disk yet.
+pub(crate) struct Journal {
+    versions: HashMap<Key, Version>,
+    staged: Batch,
+    pub(crate) under_way: Option<watch::Receiver<Outcome>>,
+    is_closed: bool,
+    /// Notified when there is something to write.
+    wake: Arc<tokio::sync::Notify>,
+}
+
+impl Journal {
+    pub(crate) fn new(versions: BTreeMap<Key, Version>, wake: Arc<tokio::sync::Notify>) -> Self {
+        Self {
+            versions: versions.into_iter().collect(),
+            staged: Batch::default(),
+            under_way: None,
+            is_closed: false,
+            wake,
+        }
+    }
+
+    /// Fails if the controller is stopping.
+    pub(crate) fn check_open(&self) -> Result<(), Refusal> {
+        match self.is_closed {
+            true => Err(Refusal::Stopping),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn close(&mut self) {
+        self.is_closed = true;
+        self.staged = Batch::default();
+    }
+
+    pub(crate) fn stage_added(&mut self, record: &Record) {
+        self.stage(Table::Groups, &record.name, true);
+        self.staged.undo.push(Undo::Added(record.name.clone()));
+    }
+
+    /// `before`: the group before the change.
+    pub(crate) fn stage_changed(&mut self, before: &table::Entry) {
+        // One per batch is enough to take it back, so the number of groups bounds what is staged.
+        if self.stage(Table::Groups, &before.record().name, true) {
+            let undo = Undo::Changed(Box::new(before.record().clone()), before.confirmed.clone());
+            self.staged.undo.push(undo);
+        }
+    }
+
+    pub(crate) fn stage_forgotten(&mut self, entry: table::Entry) {
+        self.stage(Table::Groups, &entry.record().name, false);
+        self.staged.undo.push(Undo::Forgotten(Box::new(entry)));
+    }
+
+    /// `before`: the host before the change; `stays`: whether it is known now.
+    pub(crate) fn stage_host(&mut self, name: &str, before: Option<HostRecord>, stays: bool) {
+        self.stage(Table::Hosts, name, stays);
+        self.staged.undo.push(Undo::Host(name.into(), before));
+    }
+
+    /// `before`: the McstID before the change; `stays`: whether it is written off now.
+    pub(crate) fn stage_written_off(&mut self, mcst_id: McstId, before: Option<WrittenOff>, stays: bool) {
+        self.stage(Table::WrittenOff, &mcst_id.to_string(), stays);
+        self.staged.undo.push(Undo::WrittenOff(mcst_id, before));
+    }
+
+    /// Registers work to try again if what was just staged is taken back.
+    pub(crate) fn retry(&mut self, retry: impl FnOnce(&mut Core) + Send + 'static) {
+        if !self.staged.writes.is_empty() {
+            self.staged.retries.push(Box::new(retry));
+        }
+    }
+
+    /// Logs what was just staged, once it is on disk.
+    pub(crate) fn log(&mut self, message: impl FnOnce() + Send + 'static) {
+        match self.staged.is_empty() {
+            true => message(),
+            false => self.staged.messages.push(Box::new(message)),
+        }
+    }
+
+    /// Returns whether it is the first write of this entry in the batch.
+    fn stage(&mut self, table: Table, name: &str, stays: bool) -> bool {
+        let key = Key {
+            table,
+            name: name.into(),
+        };
+        let before = self.versions.get(&key).copied().unwrap_or(0);
+        let version = stays.then_some(before + 1);
+        match version {
+            Some(version) => drop(self.versions.insert(key.clone(), version)),
+            None => drop(self.versions.remove(&key)),
+        }
+        let count = self.staged.writes.len();
+        let staged = self.staged.writes.entry(key).or_insert(Staged {
+            was: before,
+            version: None,
+            value: None,
+        });
+        // The last write of an entry counts; it replaces what the first would have replaced.
+        staged.version = version;
+        self.wake.notify_one();
+        self.staged.writes.len() > count
+    }
+
+    /// Returns the event if nothing is staged that it may depend on; else it waits.
+    pub(crate) fn hold_back(&mut self, event: v1::ControllerEvent) -> Option<v1::ControllerEvent> {
+        if self.staged.is_empty() && self.under_way.is_none() {
+            return Some(event);
+        }
+        if self.staged.events.len() == EVENTS_MAX {
+            self.staged.events.pop_front();
+            self.staged.events_lost += 1;
+        }
+        self.staged.events.push_back(event);
+        self.wake.notify_one();
+        None
+    }
+
+    pub(crate) fn ticket(&self) -> Ticket {
+        if self.is_closed {
+            // The state in memory has changes that were dropped.
+            return Ticket(Some(watch::Sender::new(None).subscribe()));
+        }
+        Ticket(match self.staged.is_empty() {
+            true => self.under_way.clone(),
+            false => Some(self.staged.outcome.subscribe()),
+        })
+    }
+
+    /// The next batch to write, with the present values of its entries.
+    pub(crate) fn take(&mut self, value: impl Fn(&Key) -> Option<Value>) -> Option<Batch> {
+        if self.staged.is_empty() {
+            return None;
+        }
+        let mut batch = std::mem::take(&mut self.staged);
+        for (key, staged) in &mut batch.writes {
+            staged.value = value(key);
+        }
+        self.under_way = Some(batch.outcome.subscribe());
+        Some(batch)
+    }
+
+    /// The batch could not be written: what is staged on top of it is dropped too. Versions are those on disk again.
+    pub(crate) fn failed(&mut self, batch: &Batch) -> Batch {
+        self.under_way = None;
+        let rest = std::mem::take(&mut self.staged);
+        for (key, write) in rest.writes.iter().chain(&batch.writes) {
+            match write.was {
+                0 => drop(self.versions.remove(key)),
+                was => drop(self.versions.insert(key.clone(), was)),
+            }
+        }
+        rest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A destruction was reported as complete although its last step was dropped.
+    #[tokio::test]
+    async fn after_the_end_no_change_counts_as_written() {
+        let mut journal = Journal::new(BTreeMap::new(), Arc::default());
+        assert!(journal.ticket().durable().await.is_ok());
+        journal.stage_host("h0", None, true);
+        journal.close();
+        let ended = journal.ticket().durable().await;
+        assert!(matches!(ended, Err(Refusal::Stopping)));
+    }
+}

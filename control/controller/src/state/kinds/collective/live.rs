@@ -1,0 +1,40 @@
+//! State of a group that is in memory only.
+
+use std::collections::BTreeMap;
+
+use tokio::time::Instant;
+
+use crate::state::broken_links::DownLinks;
+use crate::state::kinds::multicast::stall::PathStall;
+
+/// All but links and paths is of groups of ranks.
+#[derive(Debug, Default)]
+pub(crate) struct Live {
+    /// The last call of each rank. Counts while the rank has a seat, which is stored and may be taken back.
+    pub(crate) present: BTreeMap<u16, Presence>,
+    /// Ranks that switches wait for: the last report of each, and when it came.
+    pub(crate) stalls: BTreeMap<String, (Instant, Vec<u16>)>,
+    /// Ranks that are waited for, by all of these reports.
+    pub(crate) waiting_for: Vec<u16>,
+    /// Links and switches of its tree, while it runs.
+    pub(crate) links_down: DownLinks,
+    /// Paths that switches of a multicast group wait for, by switch.
+    pub(crate) path_stalls: BTreeMap<String, PathStall>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// This call stands.
+    Here(u64),
+    /// This was the last call; the lease runs.
+    Away(u64),
+}
+
+impl Live {
+    /// The rules have ended or been replaced: earlier reports no longer apply.
+    pub(crate) fn rules_ended(&mut self) {
+        self.stalls.clear();
+        self.path_stalls.clear();
+        self.waiting_for.clear();
+    }
+}

@@ -1,0 +1,436 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use castnet_proto::convert::{NewCollective, RankJoin, one_end_each};
+use castnet_rules::HostEndpoint;
+
+use super::live::Presence;
+use super::record::{Collective, RankRecord, Seat, Settings};
+use super::secret::Secret;
+use super::view::{self, RankState};
+use crate::state::access::check_size;
+use crate::state::core::Core;
+use crate::state::effect::Effect;
+use crate::error::Refusal;
+use crate::state::kinds::{Ends, Joining, Kind};
+use crate::state::lifecycle::{After, Event, Phase};
+use crate::state::record::{Ending, Record};
+use crate::state::requests::{Changes, Seen};
+use crate::state::table::Entry;
+
+/// What a rank is in by a call.
+pub(crate) struct Seated {
+    pub(crate) group: String,
+    pub(crate) rank: u16,
+    pub(crate) call: u64,
+    /// The generation that it is in or waits for, as far as it has looked.
+    pub(crate) generation: u64,
+    pub(crate) changes: Changes,
+    /// Whether it may see the other ranks.
+    pub(crate) is_of_member: bool,
+}
+
+impl Core {
+    pub(crate) fn check_collective(&self, new: &NewCollective) -> Result<(), Refusal> {
+        self.free_name(&new.name)?;
+        for (rank, host) in new.ranks.iter().enumerate() {
+            let field = format!("ranks[{rank}]");
+            self.check_known(&field, host)?;
+            self.check_no_switch(&field, host)?;
+        }
+        for (i, switch) in new.settings.modes.keys().enumerate() {
+            if !self.facts.knows_switch(switch) {
+                let (field, switch) = (format!("settings.modes[{i}]"), switch.clone());
+                return Err(Refusal::UnknownSwitch { field, switch });
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn seat_rank(&mut self, join: RankJoin, owner: &str) -> Result<Seated, Refusal> {
+        let known = self.collective(&join.job).is_ok();
+        if !known {
+            self.free_name(&join.job)?;
+        }
+        self.check_secret(&join.job, join.rank, &Secret::new(&join.job, &join.secret))?;
+        self.check_no_switch("host", &join.endpoint.name)?;
+        self.check_known("host", &join.endpoint.name)?;
+        let ends = std::iter::once(&join.endpoint).chain(&join.more);
+        self.check_connection("connection", Some(&join.job), ends)?;
+        let seated = match self.collective(&join.job) {
+            Ok((_, group)) => same_seat(group, &join).map(|seat| seat.generation),
+            Err(_) => None,
+        };
+        match join.returns_to {
+            // It has no part in other generations: its queue pair knows that one's PSNs.
+            Some(generation) if seated != Some(generation) => {
+                let (entry, group) = self.collective(&join.job)?;
+                check_size(&join.job, group.ranks.len(), join.size)?;
+                let ended = entry.record().ended.as_ref();
+                if ended.is_some_and(|e| e.generation >= generation) {
+                    // No rank that is in has call 0.
+                    let mut seated = Seated::new(entry, (join.rank, 0), generation);
+                    // A rank that is free again is anybody's: it learns that the group has failed, and nothing of its ranks.
+                    seated.is_of_member = group.ranks[usize::from(join.rank)].host == join.endpoint.name;
+                    return Ok(seated);
+                }
+                return Err(Refusal::NotNow {
+                    field: "returns_to",
+                    group: join.job,
+                    state: "does not have this rank with this connection in it",
+                    way_out: "join again",
+                });
+            }
+            Some(_) => {}
+            None if known => self.check_join(&join)?,
+            None => {
+                let lanes = Settings::new(&join.settings).lanes;
+                one_end_each("connection", 1 + join.more.len(), lanes)?;
+            }
+        }
+        self.know(&join.endpoint)?;
+        if let Some(generation) = seated {
+            tracing::info!(group = join.job, rank = join.rank, "back at its place");
+            return self.attend(&join.job, join.rank, generation);
+        }
+        if known {
+            self.give_up_place(&join)?;
+        }
+        self.take_place(join, owner)
+    }
+
+    fn check_join(&self, join: &RankJoin) -> Result<(), Refusal> {
+        let (entry, group) = self.collective(&join.job)?;
+        if entry.record().phase == Phase::Removing(After::Gone) {
+            return Err(Refusal::NotNow {
+                field: "job",
+                group: join.job.clone(),
+                state: "is being removed",
+                way_out: "try again soon",
+            });
+        }
+        check_size(&join.job, group.ranks.len(), join.size)?;
+        let is = entry.record().rate_limit;
+        if let Some((field, given, is)) = group.settings.differs(&join.settings, is) {
+            return Err(Refusal::OtherSetting {
+                field,
+                group: join.job.clone(),
+                given,
+                is,
+            });
+        }
+        one_end_each("connection", 1 + join.more.len(), group.settings.lanes)?;
+        let place = &group.ranks[usize::from(join.rank)];
+        let host = &join.endpoint.name;
+        if !group.by_call && place.host != *host {
+            return Err(Refusal::OtherHost {
+                group: join.job.clone(),
+                rank: join.rank,
+                host: place.host.clone(),
+                given: host.clone(),
+            });
+        }
+        let stands = matches!(entry.live.present.get(&join.rank), Some(Presence::Here(_)))
+            && group.seat(join.rank).is_some();
+        if stands && join.rejoin_of.is_none() && same_seat(group, join).is_none() {
+            return Err(Refusal::RankTaken {
+                group: join.job.clone(),
+                rank: join.rank,
+                host: place.host.clone(),
+            });
+        }
+        Ok(())
+    }
+
+    /// A rank with a new connection ends the generation that it is in.
+    fn give_up_place(&mut self, join: &RankJoin) -> Result<(), Refusal> {
+        let (entry, group) = self.collective(&join.job)?;
+        let generation = entry.record().generation;
+        let seat = group.ranks[usize::from(join.rank)].state.seat();
+        let was_in = seat.is_some_and(|s| s.generation <= generation);
+        match entry.record().phase {
+            Phase::Installing if was_in => {
+                self.change_rank(&join.job, join.rank, |rank| rank.state = Joining::Expected)?;
+                self.step(&join.job, Event::Withdrawn, None)
+            }
+            Phase::Active => {
+                let reason = format!("{} joins again with a new connection", group.rank_name(join.rank));
+                // A rank that detected a failure before this controller is not at fault itself.
+                let at_fault = join.rejoin_of.is_none().then_some(join.rank);
+                let ending = Ending::failed(generation, at_fault, None, reason);
+                self.step(&join.job, Event::Broke, Some(ending))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn take_place(&mut self, join: RankJoin, owner: &str) -> Result<Seated, Refusal> {
+        let (job, rank) = (&join.job, join.rank);
+        // Giving up its place may have ended the group as well.
+        let known = self.collective(job).ok();
+        let before = known.map_or(join.rejoin_of.unwrap_or(0), |(entry, _)| {
+            entry.record().generation
+        });
+        let generation = before + 1;
+        let secret = Secret::new(job, &join.secret);
+        let has_secret = known.is_some_and(|(_, group)| group.secret.same(&secret));
+        let sit = |place: &mut RankRecord| {
+            place.host = join.endpoint.name.clone();
+            place.state = Joining::Joined(Seat {
+                ends: Ends {
+                    endpoint: join.endpoint,
+                    more: join.more,
+                },
+                sq_psn: join.sq_psn,
+                lease_ms: join.lease.as_millis() as u64,
+                generation,
+            });
+        };
+        if known.is_some() {
+            if !has_secret {
+                self.change(job, |r| {
+                    if let Kind::Collective(kind) = &mut r.kind {
+                        kind.secret = secret;
+                    }
+                })?;
+            }
+            self.change_rank(job, rank, sit)?;
+        } else {
+            let settings = Settings::new(&join.settings);
+            let mcst_ids = self.mcst_ids_for(None, settings.lanes)?;
+            let mut group = Collective::new(vec![String::new(); join.size.into()], settings, true);
+            group.secret = secret;
+            sit(Arc::make_mut(&mut group.ranks[usize::from(rank)]));
+            let mut record = Record::new(job.clone(), mcst_ids, Kind::Collective(group));
+            record.generation = before;
+            (record.owner, record.rate_limit) = (owner.into(), join.settings.rate_limit);
+            self.add(record)?;
+        }
+        tracing::info!(group = job, rank, generation, "rank joined");
+        self.effects.push(Effect::ForgetStrangers(job.clone()));
+        let seated = self.attend(job, rank, generation)?;
+        self.settle(job)?;
+        Ok(seated)
+    }
+
+    fn attend(&mut self, group: &str, rank: u16, generation: u64) -> Result<Seated, Refusal> {
+        self.calls += 1;
+        let call = self.calls;
+        let Some(entry) = self.groups.get_mut(group) else {
+            return Err(Refusal::UnknownGroup { name: group.into() });
+        };
+        entry.live.present.insert(rank, Presence::Here(call));
+        let seated = Seated::new(self.group(group)?, (rank, call), generation);
+        self.notify(group);
+        Ok(seated)
+    }
+
+    pub(crate) fn away(&mut self, group: &str, rank: u16, call: u64) {
+        let here = |e: &Entry| e.live.present.get(&rank) == Some(&Presence::Here(call));
+        if self.groups.get(group).is_some_and(here) {
+            tracing::info!(group, rank, "call ended: its lease runs");
+            self.lease(group, rank, call);
+            self.notify(group);
+        }
+    }
+
+    fn lease(&mut self, group: &str, rank: u16, call: u64) {
+        let seat = self.collective(group).ok().and_then(|(_, g)| g.seat(rank));
+        let lease = seat.map(|s| Duration::from_millis(s.lease_ms));
+        if let Some(entry) = self.groups.get_mut(group) {
+            entry.live.present.insert(rank, Presence::Away(call));
+        }
+        if let Some(lease) = lease {
+            self.later(group, lease, move |core, group| {
+                core.expired(group, rank, call);
+            });
+        }
+    }
+
+    pub(crate) fn lease_absent(&mut self, group: &str) {
+        let Ok((entry, ranks)) = self.collective(group) else {
+            return;
+        };
+        let call = |rank: u16| match entry.live.present.get(&rank) {
+            Some(Presence::Here(_)) => None,
+            Some(Presence::Away(call)) => Some((rank, *call)),
+            None => Some((rank, 0)),
+        };
+        let absent: Vec<(u16, u64)> = (0..ranks.ranks.len() as u16).filter_map(call).collect();
+        for (rank, call) in absent {
+            self.lease(group, rank, call);
+        }
+    }
+
+    fn expired(&mut self, name: &str, rank: u16, call: u64) {
+        let Ok((entry, group)) = self.collective(name) else {
+            return;
+        };
+        if entry.live.present.get(&rank) != Some(&Presence::Away(call)) {
+            return;
+        }
+        let Some(seat) = group.seat(rank) else {
+            return;
+        };
+        let lease = Duration::from_millis(seat.lease_ms);
+        let reason = format!(
+            "{} is gone: its call to the controller ended, and it did not come back within {lease:?}",
+            group.rank_name(rank)
+        );
+        tracing::warn!(group = name, rank, reason, "lease ran out");
+        let ending = Ending::failed(entry.record().generation, Some(rank), None, reason);
+        if let Err(error) = self.rank_gone(name, rank, Event::Lost, Some(ending)) {
+            tracing::error!(group = name, rank, %error, "cannot take out a rank");
+        }
+    }
+
+    /// A rank is no longer in; `then` is the event if the group is active with it.
+    fn rank_gone(
+        &mut self,
+        group: &str,
+        rank: u16,
+        then: Event,
+        ending: Option<Ending>,
+    ) -> Result<(), Refusal> {
+        let (entry, ranks) = self.collective(group)?;
+        let (generation, phase) = (entry.record().generation, entry.record().phase);
+        let takes_part = ranks.seat(rank).is_some_and(|s| s.generation <= generation);
+        match phase {
+            Phase::Active | Phase::Broken if takes_part => self.step(group, then, ending),
+            _ => {
+                let by_call = ranks.by_call;
+                self.change_rank(group, rank, |place| {
+                    place.state = Joining::Expected;
+                    if by_call {
+                        place.host.clear();
+                    }
+                })?;
+                if phase == Phase::Installing && takes_part {
+                    self.step(group, Event::Withdrawn, None)
+                } else {
+                    self.settle(group)
+                }
+            }
+        }
+    }
+
+    /// Puts out a rank, by its number or the name of its host: the group fails at all ranks, with its name.
+    pub(crate) fn evict_rank(&mut self, group: &str, member: &str) -> Result<(), Refusal> {
+        let (entry, ranks) = self.collective(group)?;
+        let rank = match member.parse() {
+            Ok(rank) => self.rank_of(group, rank)?,
+            Err(_) => ranks.only_rank_at(group, member)?,
+        };
+        if ranks.seat(rank).is_none() {
+            return Err(Refusal::NotNow {
+                field: "member",
+                group: group.into(),
+                state: "waits for this rank",
+                way_out: "there is none to evict",
+            });
+        }
+        let reason = format!("{} was evicted by an operator", ranks.rank_name(rank));
+        let ending = Ending::failed(entry.record().generation, Some(rank), None, reason);
+        self.rank_gone(group, rank, Event::Lost, Some(ending))
+    }
+
+    fn rank_of(&self, group: &str, rank: u32) -> Result<u16, Refusal> {
+        let size = self.collective(group)?.1.ranks.len();
+        let known = u16::try_from(rank).ok().filter(|r| usize::from(*r) < size);
+        known.ok_or_else(|| Refusal::UnknownRank {
+            group: group.into(),
+            rank,
+            size,
+        })
+    }
+
+    pub(crate) fn leave_collective(&mut self, group: &str, rank: u32) -> Result<bool, Refusal> {
+        let rank = self.rank_of(group, rank)?;
+        let (entry, ranks) = self.collective(group)?;
+        let Some(seat) = ranks.seat(rank).cloned() else {
+            return Ok(false);
+        };
+        let record = entry.record();
+        tracing::info!(group, rank, "left");
+        if record.phase.has_run() && seat.generation <= record.generation {
+            // The rules still name it, and the others may not be done.
+            self.change_rank(group, rank, |place| place.state = Joining::Left(seat))?;
+            self.settle(group)?;
+        } else {
+            self.rank_gone(group, rank, Event::Withdrawn, None)?;
+        }
+        Ok(true)
+    }
+
+    fn change_rank(
+        &mut self,
+        group: &str,
+        rank: u16,
+        change: impl FnOnce(&mut RankRecord),
+    ) -> Result<(), Refusal> {
+        self.change(group, |r| {
+            if let Kind::Collective(kind) = &mut r.kind {
+                change(Arc::make_mut(&mut kind.ranks[usize::from(rank)]));
+            }
+        })
+    }
+}
+
+impl Seated {
+    fn new(entry: &Entry, (rank, call): (u16, u64), generation: u64) -> Self {
+        Self {
+            group: entry.record().name.clone(),
+            rank,
+            call,
+            generation,
+            changes: Changes::of(entry, !view::waits(entry)),
+            is_of_member: true,
+        }
+    }
+
+    /// What it sees, and the generation that it is in or waits for.
+    pub(crate) fn seen(&self, core: &Core) -> (Seen<RankState>, u64) {
+        let Ok((entry, group)) = core.collective(&self.group) else {
+            return (Seen::Nothing, self.generation);
+        };
+        let (rank, record) = (self.rank, entry.record());
+        let seat = group.seat(rank);
+        let called = entry.live.present.get(&rank) == Some(&Presence::Here(self.call));
+        let own = seat.filter(|_| called);
+        let generation = own.map_or(self.generation, |s| s.generation);
+        let state = || Box::new(view::state_for(group, core, entry, rank, generation));
+        let over = record.ended.as_ref().is_some_and(|e| e.generation >= generation);
+        let seen = if over || record.phase == Phase::Removing(After::Gone) {
+            Seen::Last(state())
+        } else if own.is_some() {
+            Seen::State(state())
+        } else if seat.is_none() {
+            Seen::Nothing
+        } else {
+            Seen::Superseded(format!(
+                "rank {rank} of group {:?} is in by another call",
+                self.group
+            ))
+        };
+        (seen, generation)
+    }
+}
+
+/// The rank's seat, if it comes with the same connection.
+fn same_seat<'r>(group: &'r Collective, join: &RankJoin) -> Option<&'r Seat> {
+    let same = |seat: &&Seat| {
+        let HostEndpoint { ip, mac, qpn, .. } = &seat.ends.endpoint;
+        let given = &join.endpoint;
+        (ip, mac, qpn, seat.sq_psn) == (&given.ip, &given.mac, &given.qpn, join.sq_psn)
+            && seat.ends.endpoint.name == given.name
+            && seat
+                .ends
+                .more
+                .iter()
+                .map(|e| e.qpn)
+                .eq(join.more.iter().map(|e| e.qpn))
+            && join.rejoin_of.is_none_or(|of| of < seat.generation)
+    };
+    group.seat(join.rank).filter(same)
+}
+

@@ -1,0 +1,346 @@
+//! The life of a collective group by itself, and what its ranks and settings say.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use castnet_proto::convert::{DEFAULT_LEASE_MS, GivenSettings};
+use castnet_rules::{HostEndpoint, HostPart};
+use castnet_wire::{
+    BitRate, CollectiveMode, LossPolicy, MacAddr, Pmtu, Psn, Qpn, RateLimit, StragglerPolicy,
+};
+
+use super::record::{Collective, Seat, Settings};
+use crate::error::Refusal;
+use crate::state::kinds::{Ends, GroupKind, Joining};
+use crate::state::lifecycle::{After, Event, PHASES, Phase};
+
+/// The generation that runs or ran.
+const NOW: u64 = 5;
+
+/// A rank that is in, or waits for, a generation.
+fn joined(generation: u64) -> Joining<Seat> {
+    Joining::Joined(seat(generation, 1000))
+}
+
+fn seat(generation: u64, lease_ms: u64) -> Seat {
+    let endpoint = |qpn| HostEndpoint {
+        name: "h".into(),
+        ip: [10, 0, 0, 1].into(),
+        mac: MacAddr([2, 0, 0, 0, 0, 1]),
+        qpn: Qpn::new(qpn),
+        part: HostPart::Plain,
+    };
+    Seat {
+        ends: Ends {
+            endpoint: endpoint(17),
+            more: vec![endpoint(18)],
+        },
+        sq_psn: Psn::new(9),
+        lease_ms,
+        generation,
+    }
+}
+
+fn left() -> Joining<Seat> {
+    Joining::Left(seat(NOW, 1000))
+}
+
+/// A group with ranks in these states, at the hosts `h0`, `h1` ...
+fn group(states: &[Joining<Seat>], by_call: bool) -> Collective {
+    let hosts = (0..states.len()).map(|n| format!("h{n}")).collect();
+    let mut group = Collective::new(hosts, Settings::new(&GivenSettings::default()), by_call);
+    for (rank, state) in group.ranks.iter_mut().zip(states) {
+        Arc::make_mut(rank).state = state.clone();
+    }
+    group
+}
+
+fn generations(group: &Collective) -> Vec<Option<u64>> {
+    let each = group.ranks.iter().map(|rank| match &rank.state {
+        Joining::Joined(seat) => Some(seat.generation),
+        Joining::Expected | Joining::Left(_) => None,
+    });
+    each.collect()
+}
+
+/// Ranks join one generation after the present one. Those of the present one wait for nothing.
+#[test]
+fn a_group_goes_on_by_itself_when_its_ranks_have_joined_or_left() {
+    let expected = || Joining::Expected;
+    let ranks = [
+        ("none", vec![expected(), expected()]),
+        ("of this generation", vec![joined(NOW), joined(NOW)]),
+        ("one joined", vec![joined(NOW + 1), joined(NOW)]),
+        ("one of none joined", vec![expected(), joined(NOW + 1)]),
+        ("all joined", vec![joined(NOW + 1), joined(NOW + 1)]),
+        ("one left", vec![left(), joined(NOW)]),
+        ("all left", vec![left(), left()]),
+    ];
+    for phase in PHASES {
+        for (name, states) in &ranks {
+            for by_call in [true, false] {
+                let wanted = match (phase, *name) {
+                    (Phase::Failed | Phase::Refused, "one joined" | "one of none joined" | "all joined") => {
+                        Some(Event::Joined)
+                    }
+                    (Phase::Registered | Phase::Broken, "all joined") => Some(Event::AllJoined),
+                    (Phase::Registered, "one joined" | "one of none joined") => None,
+                    // It goes with its last rank.
+                    (Phase::Registered, _) if by_call => Some(Event::Destroy),
+                    (Phase::Active | Phase::Broken, "all left") => Some(Event::Ended),
+                    _ => None,
+                };
+                let is = group(states, by_call).follows(phase, NOW);
+                assert_eq!(is, wanted, "{phase:?}, {name}, by call: {by_call}");
+            }
+        }
+    }
+}
+
+/// Of a generation that ends, all ranks call again. Of one that was not installed, they wait for the next. A rank that waits for a later one
+/// stays.
+#[test]
+fn events_leave_ranks_in_their_seats_or_not() {
+    use Event as E;
+    let states = [
+        joined(NOW - 1),
+        joined(NOW),
+        joined(NOW + 1),
+        Joining::Expected,
+        left(),
+    ];
+    let before = [Some(NOW - 1), Some(NOW), Some(NOW + 1), None, None];
+    for event in [
+        E::Joined,
+        E::AllJoined,
+        E::Withdrawn,
+        E::Elsewhere,
+        E::Confirmed,
+        E::Refused,
+        E::SwitchLost,
+        E::SwitchesBack,
+        E::Broke,
+        E::TimeUp,
+        E::Lost,
+        E::Ended,
+        E::Destroy,
+        E::Cleared,
+    ] {
+        let mut group = group(&states, true);
+        group.step(event, Phase::Active, NOW);
+        let wanted = match event {
+            E::Withdrawn | E::Elsewhere => [Some(NOW + 1), Some(NOW + 1), Some(NOW + 1), None, None],
+            E::Refused | E::Broke | E::TimeUp | E::Lost | E::Ended => [None, None, Some(NOW + 1), None, None],
+            _ => before,
+        };
+        assert_eq!(generations(&group), wanted, "{event:?}");
+        // Who left the generation that ended is a rank again.
+        let ends = wanted[0].is_none();
+        assert_eq!(group.ranks[4].state == Joining::Expected, ends, "{event:?}");
+        assert!(!group.all_left());
+    }
+}
+
+/// Each generation has PSNs of its own, so frames of an old one are not taken for those of a new one.
+#[test]
+fn psns_are_drawn_when_a_generation_is_installed_and_not_before() {
+    let psns = |group: &Collective| {
+        let ranks = group.ranks.iter().map(|rank| rank.rq_psn);
+        std::iter::once(group.start_psn).chain(ranks).collect::<Vec<_>>()
+    };
+    let mut group = group(&[joined(NOW + 1), joined(NOW + 1), joined(NOW + 1)], true);
+    let before = psns(&group);
+    group.step(Event::AllJoined, Phase::Removing(After::Registered), NOW);
+    assert_eq!(psns(&group), before);
+    group.step(Event::AllJoined, Phase::Installing, NOW + 1);
+    // All equal by chance: once in 2^96.
+    assert_ne!(psns(&group), before);
+    let after = psns(&group);
+    assert!(
+        after.iter().any(|psn| *psn != after[0]),
+        "each is drawn: {after:?}"
+    );
+}
+
+#[test]
+fn what_depends_on_the_generation_of_a_seat_does_so_exactly() {
+    for (generation, waits) in [(NOW - 1, false), (NOW, false), (NOW + 1, true)] {
+        let all = group(&[joined(generation), joined(NOW + 1)], true);
+        assert_eq!(all.all_joined(NOW), waits);
+        assert_eq!(all.expected(NOW).is_empty(), waits);
+        let one = group(&[joined(generation), Joining::Expected], true);
+        assert_eq!((one.some_joined(NOW), one.all_joined(NOW)), (waits, false));
+        assert_eq!(one.expected(NOW), if waits { vec![1] } else { vec![0, 1] });
+    }
+}
+
+#[test]
+fn a_broken_group_waits_for_the_longest_lease() {
+    let leases = |each: &[u64]| {
+        let states: Vec<_> = each.iter().map(|ms| Joining::Joined(seat(NOW, *ms))).collect();
+        group(&states, true).notice()
+    };
+    assert_eq!(leases(&[20, 900, 30]), Duration::from_millis(900));
+    assert_eq!(
+        group(&[Joining::Expected], true).notice(),
+        Duration::from_millis(DEFAULT_LEASE_MS.into())
+    );
+}
+
+#[test]
+fn a_group_of_a_job_goes_with_its_ranks_and_none_survives_a_switch() {
+    for by_call in [true, false] {
+        let group = group(&[joined(NOW)], by_call);
+        assert_eq!((group.lingers(), group.outlives_switches()), (by_call, false));
+    }
+    for phase in PHASES {
+        let wanted = if phase == Phase::Registered {
+            "gathering"
+        } else {
+            phase.name()
+        };
+        assert_eq!(group(&[], true).phase_name(phase), wanted);
+    }
+    assert_eq!(group(&[], true).party_field(3), "ranks[3]");
+}
+
+#[test]
+fn ranks_are_found_by_their_hosts_and_named_with_them() {
+    let mut group = group(&[joined(NOW), joined(NOW), Joining::Expected, joined(NOW)], true);
+    for (rank, host) in ["a", "b", "", "b"].into_iter().enumerate() {
+        Arc::make_mut(&mut group.ranks[rank]).host = host.into();
+    }
+    let names: Vec<_> = (0..5).map(|rank| group.rank_name(rank)).collect();
+    let wanted = [
+        "rank 0 (host a)",
+        "rank 1 (host b)",
+        "rank 2",
+        "rank 3 (host b)",
+        "rank 4",
+    ];
+    assert_eq!(names, wanted);
+    assert_eq!(
+        [group.rank_at("a"), group.rank_at("b"), group.rank_at("c")],
+        [Some(0), Some(1), None]
+    );
+    assert_eq!(group.only_rank_at("g", "a").ok(), Some(0));
+    assert!(matches!(
+        group.only_rank_at("g", "b"),
+        Err(Refusal::SeveralRanks { ranks, .. }) if ranks == [1, 3]
+    ));
+    assert!(matches!(
+        group.only_rank_at("g", "c"),
+        Err(Refusal::NotAMember { members, .. }) if members == ["a", "b", "", "b"]
+    ));
+    let seats: Vec<_> = (0..6).map(|rank| group.seat(rank).is_some()).collect();
+    assert_eq!(seats, [true, true, false, true, false, false]);
+}
+
+/// A message is never longer than the window, whichever of the two was given.
+#[test]
+fn settings_that_are_not_given_fit_those_that_are() {
+    let of = |window_packets, message_packets| {
+        let settings = Settings::new(&GivenSettings {
+            window_packets,
+            message_packets,
+            ..Default::default()
+        });
+        (settings.window_packets, settings.message_packets)
+    };
+    let (window, message) = of(None, None);
+    assert!(message <= window);
+    assert_eq!(of(Some(8), None), (8, message.min(8)));
+    assert_eq!(of(None, Some(window + 1)), (window + 1, window + 1));
+    assert_eq!(of(None, Some(window - 1)), (window, window - 1));
+    assert_eq!(of(Some(200), Some(100)), (200, 100));
+    assert_eq!(of(Some(100), Some(200)), (100, 100));
+}
+
+type Change<'c> = &'c dyn Fn(&mut GivenSettings);
+
+/// What a rank gives must be what the group has. What it does not give is the group's.
+#[test]
+fn each_setting_that_differs_is_named_with_both_values() {
+    let rate = |bits| {
+        Some(RateLimit {
+            rate: BitRate::new(bits).unwrap(),
+            burst_bytes: 4096,
+        })
+    };
+    let same = GivenSettings {
+        pmtu: Some(Pmtu::B1024),
+        window_packets: Some(64),
+        message_packets: Some(16),
+        reproducible: Some(false),
+        mode: Some(CollectiveMode::Translated),
+        modes: BTreeMap::new(),
+        loss_policy: Some(LossPolicy::Repair),
+        straggler_policy: Some(StragglerPolicy::KeepAlive),
+        ack_timeout_us: Some(1000),
+        stall_timeout_ms: Some(2000),
+        lanes: Some(2),
+        rate_limit: rate(1_000_000_000),
+    };
+    let is = Settings::new(&same);
+    let limit = same.rate_limit;
+    assert_eq!(is.differs(&same, limit), None);
+    assert_eq!(is.differs(&GivenSettings::default(), limit), None);
+    let changed = |change: Change<'_>| {
+        let mut given = same.clone();
+        change(&mut given);
+        let (field, given, is) = is.differs(&given, limit).expect("a difference");
+        format!("{field} {given} {is}")
+    };
+    let rows: [(Change<'_>, &str); 10] = [
+        (&|g| g.pmtu = Some(Pmtu::B2048), "settings.pmtu 2048 1024"),
+        (&|g| g.window_packets = Some(65), "settings.window_packets 65 64"),
+        (
+            &|g| g.message_packets = Some(15),
+            "settings.message_packets 15 16",
+        ),
+        (
+            &|g| g.reproducible = Some(true),
+            "settings.reproducible true false",
+        ),
+        (
+            &|g| g.mode = Some(CollectiveMode::Augmented),
+            "settings.mode augmented translated",
+        ),
+        (
+            &|g| g.loss_policy = Some(LossPolicy::Reflect),
+            "settings.loss_policy reflect repair",
+        ),
+        (
+            &|g| g.straggler_policy = Some(StragglerPolicy::Rnr),
+            "settings.straggler_policy rnr keep_alive",
+        ),
+        (
+            &|g| g.ack_timeout_us = Some(1001),
+            "settings.ack_timeout_us 1001 1000",
+        ),
+        (
+            &|g| g.stall_timeout_ms = Some(0),
+            "settings.stall_timeout_ms 0 2000",
+        ),
+        (&|g| g.lanes = Some(1), "settings.lanes 1 2"),
+    ];
+    for (change, wanted) in rows {
+        let text = changed(change).replace('-', "_");
+        assert_eq!(text, wanted);
+    }
+    let given = GivenSettings {
+        rate_limit: rate(2_000_000_000),
+        ..Default::default()
+    };
+    assert_eq!(
+        is.differs(&given, limit).expect("a difference").0,
+        "settings.rate_limit"
+    );
+    assert_eq!(is.differs(&given, None).expect("a difference").2, "no limit");
+    let any = Settings { mode: None, ..is };
+    assert_eq!(
+        any.differs(&same, limit).expect("a difference").2,
+        "the controller's choice"
+    );
+}

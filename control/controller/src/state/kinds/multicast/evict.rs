@@ -1,0 +1,90 @@
+//! Members that are put out of their group while the others go on.
+//!
+//! A group that runs gets rules without the member, as a new generation in the place of the old one: its addresses, the
+//! queue pairs of the others and their PSNs stay, and a switch that replaces a running rule keeps what the paths that are
+//! left have acknowledged. One that has lost its rule learns it from the next data and the answers to it: until then it
+//! acknowledges nothing, so M1 and M2 hold.
+
+use std::sync::Arc;
+
+use super::{late, prune};
+use crate::state::core::Core;
+use crate::error::Refusal;
+use crate::state::kinds::{Joining, Kind};
+use crate::state::lifecycle::{Event, Phase};
+
+/// Whether a member that was put out stays a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Afterwards {
+    /// It is none any more.
+    Gone,
+    /// It joins again when the group waits for its members.
+    Member,
+}
+
+impl Core {
+    /// Puts a receiver out: an operator or its lease does, or it leaves.
+    pub(crate) fn evict_host(
+        &mut self,
+        group: &str,
+        host: &str,
+        afterwards: Afterwards,
+    ) -> Result<(), Refusal> {
+        let (record, member) = self.member(group, host)?;
+        let phase = record.phase;
+        let (_, kind) = self.multicast(group)?;
+        let others = kind
+            .members
+            .iter()
+            .any(|m| m.host != kind.source && m.host != host);
+        if kind.source == host || !others && afterwards == Afterwards::Gone {
+            return Err(Refusal::Needed {
+                host: host.into(),
+                group: group.into(),
+                what: match kind.source == host {
+                    true => "source",
+                    false => "last receiver",
+                },
+            });
+        }
+        let has_rules = phase.has_run() && member.state.seat().is_some() && !kind.is_outside(host);
+        let topology = (!kind.outside.is_empty()).then(|| self.facts.topology());
+        let ends = has_rules && kind.any_source.is_some();
+        self.change(group, |r| {
+            let Kind::Multicast(kind) = &mut r.kind else {
+                return;
+            };
+            let members = Arc::make_mut(&mut kind.members);
+            match afterwards {
+                Afterwards::Gone => members.retain(|m| m.host != host),
+                Afterwards::Member => members
+                    .iter_mut()
+                    .filter(|m| m.host == host)
+                    .for_each(|m| Arc::make_mut(m).state = Joining::Expected),
+            }
+            if let Some(topology) = &topology {
+                kind.forget_outside(host, topology);
+            }
+            // Without receivers it ends at once.
+            if let Some(before) = r.plan.as_ref().filter(|_| has_rules && others && !ends) {
+                let mut plan = prune::without(before, host);
+                late::carry_on(&mut plan, before, r.generation);
+                r.generation += 1;
+                for rule in plan.rules.values_mut() {
+                    rule.generation = r.generation;
+                }
+                r.plan = Some(Arc::new(plan));
+            }
+        })?;
+        if phase == Phase::Installing {
+            return self.step(group, Event::Withdrawn, None);
+        }
+        if ends || phase.has_run() && self.multicast(group)?.1.is_over() {
+            return self.step(group, Event::Ended, None);
+        }
+        if has_rules {
+            self.update(group, false);
+        }
+        self.settle(group)
+    }
+}

@@ -1,0 +1,121 @@
+//! Leases of members: calls that stand while the member is in the group.
+
+use std::time::Duration;
+
+use super::evict::Afterwards;
+use super::record::{JoinedBy, Multicast, Seat};
+use crate::state::core::Core;
+use crate::error::Refusal;
+use crate::state::kinds::Joining;
+use crate::state::lifecycle::Event;
+use crate::state::record::Ending;
+
+impl Multicast {
+    /// The seat that a member has by this call, and its lease.
+    fn leased(&self, host: &str, call: u64) -> Option<(&Seat, Duration)> {
+        let (_, member) = self.member(host)?;
+        let Joining::Joined(seat) = &member.state else {
+            return None;
+        };
+        let lease = seat.lease_ms.filter(|_| seat.by == JoinedBy::Call(call))?;
+        Some((seat, Duration::from_millis(lease)))
+    }
+}
+
+impl Core {
+    /// The call of a member of a running group has ended: its lease runs, if it has one.
+    pub(super) fn run_lease(&mut self, group: &str, host: &str, call: u64) {
+        let Ok((_, kind)) = self.multicast(group) else {
+            return;
+        };
+        let Some((_, lease)) = kind.leased(host, call) else {
+            return;
+        };
+        tracing::info!(group, host, ?lease, "call ended: its lease runs");
+        let host = host.to_owned();
+        self.later(group, lease, move |core, group| {
+            core.lease_over(group, &host, call)
+        });
+    }
+
+    /// Leases run of all members whose calls do not stand, as after a restart of the controller.
+    pub(crate) fn run_leases(&mut self, group: &str) {
+        let Ok((entry, kind)) = self.multicast(group) else {
+            return;
+        };
+        if !entry.record().phase.has_run() {
+            return;
+        }
+        let absent = kind.members.iter().filter_map(|m| match &m.state {
+            Joining::Joined(Seat {
+                by: JoinedBy::Call(call),
+                ..
+            }) if !entry.calls.contains(call) => Some((m.host.clone(), *call)),
+            _ => None,
+        });
+        for (host, call) in absent.collect::<Vec<_>>() {
+            self.run_lease(group, &host, call);
+        }
+    }
+
+    fn lease_over(&mut self, group: &str, host: &str, call: u64) {
+        let Ok((entry, kind)) = self.multicast(group) else {
+            return;
+        };
+        if entry.calls.contains(&call) {
+            return;
+        }
+        let Some((_, lease)) = kind.leased(host, call) else {
+            return;
+        };
+        let reason = format!(
+            "host {host} is gone: its call to the controller ended, and it did not come back within {lease:?}"
+        );
+        if let Err(error) = self.lose(group, host, reason) {
+            tracing::error!(group, host, %error, "cannot take out a member");
+        }
+        let (group, host) = (group.to_owned(), host.to_owned());
+        self.journal
+            .retry(move |core| core.lease_over(&group, &host, call));
+    }
+
+    /// Whether the connection of a member is dead: its lease runs.
+    pub(super) fn is_away(&self, group: &str, seat: &Seat) -> bool {
+        let JoinedBy::Call(call) = seat.by else {
+            return false;
+        };
+        let stands = |e: &crate::state::table::Entry| e.calls.contains(&call);
+        seat.lease_ms.is_some() && !self.groups.get(group).is_some_and(stands)
+    }
+
+    /// The connection of a member of a running group is dead.
+    pub(super) fn lose(&mut self, group: &str, host: &str, reason: String) -> Result<(), Refusal> {
+        let fails = self.multicast(group)?.1.fails_with_receiver;
+        self.lose_or_fail(group, host, reason, fails)
+    }
+
+    /// A member of a running group is lost. `fails`: so is the group, if it is a receiver.
+    pub(super) fn lose_or_fail(
+        &mut self,
+        group: &str,
+        host: &str,
+        reason: String,
+        fails: bool,
+    ) -> Result<(), Refusal> {
+        let (entry, kind) = self.multicast(group)?;
+        if !entry.record().phase.has_run() {
+            return Ok(());
+        }
+        tracing::warn!(group, host, reason, "member lost");
+        let is_receiver = kind.any_source.is_some() || kind.source != host;
+        if fails && is_receiver && !kind.is_waiting(host) {
+            let ending = Ending::failed(entry.record().generation, None, None, reason);
+            return self.step(group, Event::Lost, Some(ending));
+        }
+        if kind.needs(host) {
+            return self.step(group, Event::Ended, None);
+        }
+        self.evict_host(group, host, Afterwards::Member)?;
+        self.change_member(group, host, |member| member.put_out = Some(reason))
+    }
+}

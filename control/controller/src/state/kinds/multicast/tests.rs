@@ -1,0 +1,263 @@
+//! The life of a multicast group by itself, and whom it needs.
+
+use std::sync::Arc;
+
+use castnet_proto::convert::{NewGroup, NewMember};
+use castnet_rules::{HostEndpoint, HostPart};
+use castnet_wire::{AnySource, MacAddr, Pmtu, Psn, Qpn};
+
+use super::outside::Outside;
+use super::record::{Diverted, JoinedBy, MemberState, Multicast, Seat, StallPolicy};
+use crate::state::kinds::{GroupKind, Joining};
+use crate::state::lifecycle::{After, Event, PHASES, Phase};
+
+fn end(number: u8) -> HostEndpoint {
+    HostEndpoint {
+        name: format!("h{number}"),
+        ip: [10, 0, 0, number].into(),
+        mac: MacAddr([2, 0, 0, 0, 0, number]),
+        qpn: Qpn::new(17),
+        part: HostPart::Plain,
+    }
+}
+
+/// h0 sends to h1 and h2, and all have joined.
+fn group() -> Multicast {
+    let member = |number| NewMember {
+        host: format!("h{number}"),
+        ends: vec![end(number)],
+    };
+    let group = NewGroup {
+        on_stall: None,
+        name: "g".into(),
+        source: "h0".into(),
+        members: (0..3).map(member).collect(),
+        pmtu: Pmtu::B1024,
+        start_psn: None,
+        va_base: 0,
+        mcst_id: None,
+        stall_timeout_ms: 700,
+        lanes: 1,
+        fails_with_receiver: false,
+        rate_limit: None,
+        any_source: None,
+        core_copies: None,
+        core: Default::default(),
+        tree: Default::default(),
+        path: Default::default(),
+        repair: None,
+    };
+    Multicast::new(group, Psn::new(0), 100)
+}
+
+fn set(group: &mut Multicast, number: usize, change: impl Fn(&Seat) -> MemberState) {
+    let member = &mut Arc::make_mut(&mut group.members)[number];
+    let seat = member.state.seat().expect("it has joined").clone();
+    Arc::make_mut(member).state = change(&seat);
+}
+
+/// h1 has joined by call 4, and h2 has left.
+fn mixed() -> Multicast {
+    let mut group = group();
+    set(&mut group, 1, |seat| {
+        Joining::Joined(Seat {
+            by: JoinedBy::Call(4),
+            ..seat.clone()
+        })
+    });
+    set(&mut group, 2, |seat| Joining::Left(seat.clone()));
+    group
+}
+
+fn is_in(group: &Multicast) -> Vec<bool> {
+    let each = group.members.iter();
+    each.map(|m| matches!(m.state, Joining::Joined(_))).collect()
+}
+
+#[test]
+fn a_group_is_placed_when_it_waits_and_the_last_member_has_joined() {
+    for phase in PHASES {
+        let wanted = (phase == Phase::Registered).then_some(Event::AllJoined);
+        assert_eq!(group().follows(phase, 1), wanted, "{phase:?}");
+        assert_eq!(mixed().follows(phase, 1), None, "{phase:?}");
+    }
+}
+
+/// What was given at creation outlives a refusal; connections of one run end together.
+#[test]
+fn events_leave_members_in_their_seats_or_not() {
+    let after = |event, phase| {
+        let mut group = mixed();
+        group.step(event, phase, 1);
+        let expected = group.members.iter().map(|m| m.state == Joining::Expected);
+        expected.collect::<Vec<_>>()
+    };
+    for (event, phase, wanted) in [
+        (Event::Ended, Phase::Removing(After::Registered), [true; 3]),
+        (Event::Lost, Phase::Removing(After::Failed), [true; 3]),
+        (Event::Cleared, Phase::Refused, [false, true, false]),
+        (Event::Cleared, Phase::Registered, [false; 3]),
+        (Event::Cleared, Phase::Failed, [false; 3]),
+        (Event::Refused, Phase::Removing(After::Refused), [false; 3]),
+        (Event::Withdrawn, Phase::Removing(After::Registered), [false; 3]),
+        (Event::Elsewhere, Phase::Removing(After::Registered), [false; 3]),
+        (Event::AllJoined, Phase::Installing, [false; 3]),
+        (Event::Confirmed, Phase::Active, [false; 3]),
+        (Event::SwitchLost, Phase::Degraded, [false; 3]),
+        (Event::Destroy, Phase::Removing(After::Gone), [false; 3]),
+    ] {
+        assert_eq!(after(event, phase), wanted, "{event:?} {phase:?}");
+    }
+}
+
+/// Who is outside is so for one tree, and why a source went on by itself is told until the next run.
+#[test]
+fn a_new_tree_has_nobody_outside_and_a_new_run_no_diversion() {
+    let begun = || {
+        let mut group = group();
+        group.outside = vec![Outside {
+            host: "h2".into(),
+            reason: "full".into(),
+            via: "h1".into(),
+            number: 1,
+        }];
+        group.diverted = Some(Diverted {
+            reason: "slow".into(),
+            hosts: vec!["h0".into()],
+        });
+        group
+    };
+    for phase in PHASES {
+        let mut group = begun();
+        group.step(Event::Confirmed, phase, 1);
+        assert_eq!(group.outside.is_empty(), !phase.wants_rules(), "{phase:?}");
+        assert!(group.diverted.is_some(), "{phase:?}");
+    }
+    let mut group = begun();
+    group.step(Event::AllJoined, Phase::Installing, 1);
+    assert_eq!((group.outside.is_empty(), group.diverted), (true, None));
+}
+
+/// No call to another controller stands. A group that runs keeps its members, who call again.
+#[test]
+fn after_a_restart_calls_are_those_of_an_earlier_controller() {
+    for phase in PHASES {
+        let mut group = mixed();
+        group.after_restart(phase);
+        let waits = phase == Phase::Registered;
+        assert_eq!(is_in(&group), [true, !waits, false], "{phase:?}");
+        let by = |n: usize| group.members[n].state.seat().map(|seat| seat.by);
+        assert_eq!(by(0), Some(JoinedBy::Creation));
+        assert_eq!(by(1), (!waits).then_some(JoinedBy::Call(0)), "{phase:?}");
+        assert!(!group.is_by("h1", 4));
+    }
+    let group = mixed();
+    let calls = [("h1", 4), ("h1", 5), ("h0", 4), ("h9", 4)];
+    assert_eq!(
+        calls.map(|(host, call)| group.is_by(host, call)),
+        [true, false, false, false]
+    );
+}
+
+/// A group of one source needs it, and a receiver. One whose members all send needs each.
+#[test]
+fn a_group_is_over_without_its_source_or_all_receivers() {
+    let gone = |any_source, which: &[usize]| {
+        let mut group = group();
+        group.any_source = any_source;
+        for number in which {
+            set(&mut group, *number, |seat| Joining::Left(seat.clone()));
+        }
+        group.is_over()
+    };
+    for (which, one, any) in [
+        (&[][..], false, false),
+        (&[0], true, true),
+        (&[1], false, true),
+        (&[2], false, true),
+        (&[1, 2], true, true),
+    ] {
+        assert_eq!(gone(None, which), one, "{which:?}");
+        assert_eq!(gone(Some(AnySource::Bridged), which), any, "{which:?}");
+    }
+    // Those outside get nothing from the tree.
+    let mut all = group();
+    all.outside = ["h1", "h2"]
+        .map(|host| Outside {
+            host: host.into(),
+            reason: String::new(),
+            via: String::new(),
+            number: 0,
+        })
+        .into();
+    assert!(all.is_over());
+    all.outside.pop();
+    assert!(!all.is_over());
+    assert_eq!(
+        ["h1", "h2", "h9"].map(|host| all.is_outside(host)),
+        [true, false, false]
+    );
+    let needs = |any_source| {
+        let group = Multicast {
+            any_source,
+            ..group()
+        };
+        ["h0", "h1"].map(|host| group.needs(host))
+    };
+    assert_eq!(needs(None), [true, false]);
+    assert_eq!(needs(Some(AnySource::Bridged)), [true, true]);
+    for any_source in [None, Some(AnySource::Bridged)] {
+        let group = Multicast {
+            any_source,
+            ..group()
+        };
+        assert_eq!(group.outlives_switches(), any_source.is_none());
+    }
+}
+
+#[test]
+fn a_stall_is_reported_in_time_for_what_follows_it() {
+    for (after_ms, wanted) in [(None, 700), (Some(699), 699), (Some(700), 700), (Some(701), 700)] {
+        let on_stall = after_ms.map(|after_ms| StallPolicy {
+            after_ms,
+            fails: true,
+        });
+        let group = Multicast { on_stall, ..group() };
+        assert_eq!(group.report_stalls_ms(), wanted);
+    }
+}
+
+/// Of the request to create the group.
+#[test]
+fn fields_of_the_planner_become_those_of_the_request() {
+    for (planned, wanted) in [
+        ("members[2]", "members[2].host"),
+        ("members[2].name", "members[2].host"),
+        ("members[2].qpn", "members[2].connection.qpn"),
+        ("members[10].ip", "members[10].connection.ip"),
+        ("mcst_id", "mcst_id"),
+        ("pmtu", "pmtu"),
+    ] {
+        assert_eq!(group().request_field(planned.into()), wanted);
+    }
+    assert_eq!(group().party_field(2), "members[2].host");
+    for phase in PHASES {
+        let wanted = if phase == Phase::Refused {
+            "failed"
+        } else {
+            phase.name()
+        };
+        assert_eq!(group().phase_name(phase), wanted);
+    }
+}
+
+#[test]
+fn members_are_found_by_their_hosts() {
+    let mut group = group();
+    assert!(group.all_joined() && group.expected().is_empty());
+    set(&mut group, 1, |_| Joining::Expected);
+    assert!(!group.all_joined());
+    assert_eq!(group.expected(), ["h1"]);
+    let at = |host| group.member(host).map(|(at, _)| at);
+    assert_eq!([at("h0"), at("h2"), at("h3")], [Some(0), Some(2), None]);
+}

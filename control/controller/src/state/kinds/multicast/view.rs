@@ -1,0 +1,302 @@
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use castnet_proto::convert::{any_source_to_proto, core_to_proto, rate_limit_to_proto, repair_to_proto};
+use castnet_proto::v1;
+use castnet_proto::v1::controller_event::Event;
+
+use super::late::Late;
+use super::outside::Outside;
+use super::record::{Diverted, MemberRecord, Multicast, Received};
+use super::refine::Refinement;
+use crate::state::core::Core;
+use crate::state::kinds::News;
+use crate::state::lifecycle::{After, Phase};
+use crate::state::record::Record;
+use crate::state::shown::Planned;
+use crate::state::table::Entry;
+use crate::state::view::{self, lanes, problems, tree};
+
+pub(super) fn phase(phase: Phase) -> v1::GroupPhase {
+    match phase {
+        Phase::Registered => v1::GroupPhase::Registered,
+        Phase::Installing => v1::GroupPhase::Installing,
+        Phase::Active | Phase::Broken => v1::GroupPhase::Active,
+        Phase::Degraded => v1::GroupPhase::Degraded,
+        Phase::Removing(_) => v1::GroupPhase::Removing,
+        Phase::Refused | Phase::Failed => v1::GroupPhase::Failed,
+    }
+}
+
+fn role(group: &Multicast, host: &str) -> v1::Role {
+    if group.any_source.is_some() {
+        v1::Role::Member
+    } else if group.source == host {
+        v1::Role::Source
+    } else {
+        v1::Role::Receiver
+    }
+}
+
+pub(crate) fn news(group: &Multicast, entry: &Entry) -> News {
+    match phase(entry.record().phase) {
+        v1::GroupPhase::Registered => (v1::GroupPhase::Registered as i32, 0, String::new()),
+        phase => {
+            let waiting = group.members.iter().filter(|m| m.is_waiting());
+            let waiting: String = waiting.map(|m| format!(" {}", m.host)).collect();
+            (
+                phase as i32,
+                entry.record().generation,
+                reason(group, entry) + &waiting,
+            )
+        }
+    }
+}
+
+fn multicast(event: Event) -> v1::GroupState {
+    match event {
+        Event::Group(state) => state,
+        _ => v1::GroupState::default(),
+    }
+}
+
+/// Without what only one member sees.
+pub(crate) fn state(core: &Core, entry: &Entry) -> v1::GroupState {
+    multicast(core.whole(entry))
+}
+
+/// As a member sees it; `brief`: of the members only itself and the source.
+pub(crate) fn state_for(
+    group: &Multicast,
+    core: &Core,
+    entry: &Entry,
+    host: &str,
+    brief: bool,
+) -> v1::GroupState {
+    let (record, shown) = (entry.record(), core.shown(entry));
+    let at = |host: &str| group.member(host).map(|(at, _)| at);
+    let mut state = multicast(match brief {
+        true => shown.brief(
+            [host, &group.source]
+                .into_iter()
+                .filter_map(at)
+                .collect::<BTreeSet<_>>(),
+        ),
+        false => shown.since(None),
+    });
+    if let Some(own) = entry.mcst_ids_for(|end| end.name == host) {
+        state.mcst_id = own.first().map(ToString::to_string).unwrap_or_default();
+        state.lanes = lanes(&record.name, own);
+    }
+    state.role = role(group, host) as i32;
+    let own = group.member(host).and_then(|(_, m)| m.late());
+    match own {
+        // A member takes an active group as one that it is in.
+        Some(Late::Waiting) if record.phase.has_run() => {
+            state.set_phase(v1::GroupPhase::Installing);
+            state.reason = format!("waits for the next message of {}, to join with it", group.source);
+        }
+        Some(Late::From(psn)) => state.start_psn = psn.value(),
+        _ => {}
+    }
+    // A change that the member does not see is none.
+    state.number = 0;
+    state
+}
+
+pub(crate) fn planned(group: &Multicast, entry: &Entry) -> Vec<Planned> {
+    let own = entry.own_mcst_ids(|end| Some(end.name.clone()));
+    let planned = |m: &Arc<MemberRecord>| Planned {
+        mcst_id: own.get(&m.host).map(ToString::to_string),
+        virtual_qpn: None,
+    };
+    group.members.iter().map(planned).collect()
+}
+
+pub(crate) fn member(group: &Multicast, core: &Core, at: usize) -> v1::MemberState {
+    let member = &group.members[at];
+    let mut state = v1::MemberState {
+        role: role(group, &member.host) as i32,
+        ..view::member(core, &member.host, &member.state, |seat| &seat.ends)
+    };
+    if member.is_waiting() {
+        state.set_phase(v1::MemberPhase::Joining);
+    }
+    state.put_out = member.put_out.clone().unwrap_or_default();
+    if let Some(Late::From(psn)) = member.late() {
+        state.from_psn = Some(psn.value());
+    }
+    let received = member.received.as_ref();
+    state.received = received.map(|Received { bytes, lacks }| v1::Received {
+        bytes: *bytes,
+        lacks: lacks.clone(),
+    });
+    state
+}
+
+pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
+    let record = entry.record();
+    let mcst_ids: Vec<_> = record.mcst_ids().collect();
+    v1::GroupState {
+        name: record.name.clone(),
+        phase: phase(record.phase) as i32,
+        reason: reason(group, entry),
+        mcst_id: mcst_ids.first().map(ToString::to_string).unwrap_or_default(),
+        start_psn: group.start_psn.value(),
+        pmtu: group.pmtu.bytes() as u32,
+        va_base: group.va_base,
+        source: group.source.clone(),
+        generation: record.generation,
+        lanes: lanes(&record.name, mcst_ids),
+        stall_timeout_ms: group.stall_timeout_ms,
+        on_member_loss: match group.fails_with_receiver {
+            true => v1::MemberLoss::Fail,
+            false => v1::MemberLoss::Evict,
+        } as i32,
+        on_member_stall: group.on_stall.map(|policy| v1::StallPolicy {
+            after_ms: policy.after_ms,
+            then: match policy.fails {
+                true => v1::MemberLoss::Fail,
+                false => v1::MemberLoss::Evict,
+            } as i32,
+        }),
+        rate_limit: record.rate_limit.map(rate_limit_to_proto),
+        any_source: group
+            .any_source
+            .map_or(0, |numbers| any_source_to_proto(numbers).into()),
+        core: core_to_proto(group.core).into(),
+        refinement: refinement(record),
+        core_copies: group.core_copies.map_or(0, |copies| copies.get().into()),
+        over_covered: record
+            .plan
+            .iter()
+            .flat_map(|plan| plan.over_covered.iter().cloned())
+            .collect(),
+        tree: group.tree.to_string(),
+        path: group.path.to_string(),
+        repair: group.repair.map(repair_to_proto),
+        diversion: diversion(group),
+        outside: group.outside.iter().map(outside).collect(),
+        owner: record.owner.clone(),
+        ..Default::default()
+    }
+}
+
+fn refinement(record: &Record) -> Option<v1::CoreRefinement> {
+    let Refinement { address, copies } = record.plan.as_ref()?.refinement.as_ref()?;
+    Some(v1::CoreRefinement {
+        address: address.to_string(),
+        copies: copies.iter().map(ToString::to_string).collect(),
+    })
+}
+
+/// How its source has left the group, and those that were put out before that.
+pub(super) fn diversion(group: &Multicast) -> Option<v1::Diversion> {
+    let Diverted { reason, hosts } = group.diverted.clone()?;
+    let is_out = |m: &&Arc<MemberRecord>| !hosts.contains(&m.host);
+    let out = group.members.iter().filter(is_out).filter_map(|member| {
+        Some(v1::PutOut {
+            host: member.host.clone(),
+            reason: member.put_out.clone()?,
+        })
+    });
+    let put_out = out.collect();
+    Some(v1::Diversion {
+        reason,
+        hosts,
+        put_out,
+    })
+}
+
+fn outside(out: &Outside) -> v1::OutsideReceiver {
+    let Outside {
+        host,
+        reason,
+        via,
+        number,
+    } = out.clone();
+    v1::OutsideReceiver {
+        host,
+        reason,
+        via,
+        number,
+    }
+}
+
+/// Who is outside, from whom each has the stream, and why.
+fn outside_text(group: &Multicast) -> String {
+    let mut reasons: Vec<&str> = group.outside.iter().map(|out| out.reason.as_str()).collect();
+    reasons.dedup();
+    let each = group.outside.iter().map(|out| match out.via.as_str() {
+        "" => format!("{} from nobody", out.host),
+        via => format!("{} from {via}", out.host),
+    });
+    let each: Vec<_> = each.collect();
+    match each.is_empty() {
+        true => String::new(),
+        false => format!(
+            "from host to host gets {}: {}",
+            each.join(", "),
+            reasons.join("; ")
+        ),
+    }
+}
+
+/// Why a receiver has left before it had everything.
+fn left(member: &MemberRecord) -> Option<String> {
+    let lacks = &member.received.as_ref()?.lacks;
+    (!lacks.is_empty()).then(|| format!("host {} has left before the end: {lacks}", member.host))
+}
+
+fn reason(group: &Multicast, entry: &Entry) -> String {
+    let record = entry.record();
+    match record.phase {
+        Phase::Registered => {
+            let waits = view::waits_for(&group.expected(), ToString::to_string);
+            match diversion(group) {
+                Some(v1::Diversion {
+                    reason,
+                    hosts,
+                    put_out,
+                }) => {
+                    let source = hosts.first().map_or("", |source| source);
+                    let without: String = put_out.iter().map(|out| format!("; {}", out.reason)).collect();
+                    format!("{source} went on from host to host: {reason}{without}; {waits}")
+                }
+                None => waits,
+            }
+        }
+        Phase::Installing => entry.note.clone(),
+        Phase::Removing(After::Refused | After::Failed) | Phase::Refused | Phase::Failed => {
+            let failure = record.ended.as_ref().map(|ending| &ending.failure);
+            failure.map_or_else(String::new, |f| match f.field.as_str() {
+                "" => f.reason.clone(),
+                field => format!("{field}: {}", f.reason),
+            })
+        }
+        Phase::Active | Phase::Degraded => {
+            let links = entry.live.links_down.values().map(|(_, link)| link.words());
+            let out = group
+                .members
+                .iter()
+                .filter_map(|m| m.put_out.clone().or_else(|| left(m)));
+            let outside = outside_text(group);
+            let note = Some(entry.note.clone()).filter(|_| outside.is_empty());
+            let parts = links
+                .chain([outside, note.unwrap_or_default(), problems(entry, "")])
+                .chain(out);
+            let parts: Vec<_> = parts.filter(|part| !part.is_empty()).collect();
+            parts.join("; ")
+        }
+        Phase::Broken => String::new(),
+        Phase::Removing(_) => problems(entry, ""),
+    }
+}
+
+pub(crate) fn group(core: &Core, entry: &Entry) -> v1::Group {
+    v1::Group {
+        state: Some(state(core, entry)),
+        tree: tree(entry),
+        collective: None,
+    }
+}

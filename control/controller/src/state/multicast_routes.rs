@@ -1,0 +1,272 @@
+//! Routes to multicast addresses that the controller keeps on switches: those of the relays of a Shufflecast, also after one has failed
+//! (Algorithm 2), and those of groups in programmable routers (PEEL 3.3). All other routes are the operator's.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use castnet_planner::shufflecast::{Relaying, Relays, Tor, Update};
+use castnet_proto::v1;
+use castnet_proto::v1::controller_event::Event;
+use castnet_rules::{Ipv4Net, Route};
+use castnet_topology::{End, Splitter, Topology};
+use tokio::time::Instant;
+
+use crate::state::core::Core;
+use crate::state::effect::Effect;
+use crate::state::fabric::{Facts, Reach};
+use crate::state::kinds::multicast::refine::Refinement;
+
+/// What the controller knows of them.
+#[derive(Default)]
+pub(crate) struct MulticastRoutes {
+    pub(crate) relays: Option<Arc<Relays>>,
+    failed: Option<FailedRelay>,
+    /// By address, groups of which programmable routers make copies.
+    groups: BTreeMap<Ipv4Addr, CoreGroup>,
+    /// The address given out last: the search continues after it, so that none is used again soon.
+    last: Option<Ipv4Addr>,
+    /// Addresses that no group uses any more are looked for soon.
+    is_sweeping: bool,
+}
+
+/// A group that programmable routers know.
+struct CoreGroup {
+    name: String,
+    copies: Vec<Ipv4Addr>,
+    /// Routers are getting its rule: its plan does not have the address yet.
+    is_new: bool,
+}
+
+/// The failed relay for which rules have moved. Another one that fails meanwhile keeps its rules: Algorithm 2 is for one failure.
+struct FailedRelay {
+    tor: Tor,
+    update: Update,
+}
+
+/// The routes that a switch should have within prefixes.
+pub(crate) struct Wanted {
+    pub(crate) scope: Vec<Ipv4Net>,
+    pub(crate) routes: BTreeMap<Ipv4Net, Route>,
+}
+
+impl MulticastRoutes {
+    /// Of the fabric in a topology file. `Err`: its splitters have no relays, and why.
+    pub(crate) fn new(file: Option<&Topology>) -> Result<Self, String> {
+        let relays = file.map(Relays::of).transpose().map_err(|error| error.reason())?;
+        Ok(Self {
+            relays: relays.flatten().map(Arc::new),
+            ..Self::default()
+        })
+    }
+
+    /// Takes the next free address of `block` for a group that has copies for these addresses. `None`: all are in use.
+    pub(crate) fn take(&mut self, block: Ipv4Net, group: &str, copies: &[Ipv4Addr]) -> Option<Ipv4Addr> {
+        let (first, last) = (block.network().to_bits(), block.broadcast().to_bits());
+        let start = self.last.map_or(first, |last| last.to_bits().wrapping_add(1));
+        let start = if (first..=last).contains(&start) {
+            start
+        } else {
+            first
+        };
+        let mut all = (start..=last).chain(first..start).map(Ipv4Addr::from);
+        let address = all.find(|address| !self.groups.contains_key(address))?;
+        self.last = Some(address);
+        let (name, copies) = (group.to_owned(), copies.to_vec());
+        let new = CoreGroup {
+            name,
+            copies,
+            is_new: true,
+        };
+        self.groups.insert(address, new);
+        Some(address)
+    }
+
+    /// Takes the address that a group had before the controller was restarted.
+    pub(crate) fn keep(&mut self, group: &str, refinement: &Refinement) {
+        let kept = CoreGroup {
+            name: group.to_owned(),
+            copies: refinement.copies.clone(),
+            is_new: false,
+        };
+        self.groups.insert(refinement.address, kept);
+    }
+
+    /// The routers have the rule of an address, or will not get it.
+    pub(crate) fn settle(&mut self, address: Ipv4Addr) {
+        if let Some(group) = self.groups.get_mut(&address) {
+            group.is_new = false;
+        }
+    }
+
+    pub(crate) fn is_being_refined(&self, group: &str) -> bool {
+        self.groups
+            .values()
+            .any(|known| known.is_new && known.name == group)
+    }
+
+    fn relaying(&self, relays: &Relays) -> Relaying {
+        let mut relaying = Relaying::of(relays.fabric());
+        if let Some(failed) = &self.failed {
+            relaying.apply(&failed.update);
+        }
+        relaying
+    }
+}
+
+impl Core {
+    /// The routes that a switch should have, or the one of `only`. `None`: all routes there are the operator's.
+    pub(crate) fn wanted_routes(&self, switch: &str, only: Option<Ipv4Addr>) -> Option<Wanted> {
+        let known = &self.multicast_routes;
+        let file = self.facts.file.as_ref()?;
+        let mut wanted = Wanted {
+            scope: Vec::new(),
+            routes: BTreeMap::new(),
+        };
+        let relays = known.relays.as_deref().filter(|_| only.is_none());
+        if let Some((relays, tor)) = relays.and_then(|relays| Some((relays, relays.tor(switch)?))) {
+            let all: Vec<Ipv4Net> = relays.addresses().iter().map(|a| Ipv4Net::from(*a)).collect();
+            wanted.scope.extend(Ipv4Net::aggregate(&all));
+            let routes = relays.routes(&self.facts.topology(), &known.relaying(relays), tor);
+            wanted
+                .routes
+                .extend(routes.into_iter().map(|route| (route.prefix, route)));
+        }
+        if file.switch(switch).is_some_and(|switch| switch.programmable) {
+            let route = |(address, group): (&Ipv4Addr, &CoreGroup)| Route {
+                prefix: (*address).into(),
+                next_hops: Vec::new(),
+                replicate: false,
+                copy_to: group.copies.clone(),
+            };
+            let routes: Vec<Route> = match only {
+                None => known.groups.iter().map(route).collect(),
+                Some(only) => known.groups.get_key_value(&only).map(route).into_iter().collect(),
+            };
+            wanted
+                .scope
+                .extend(only.map(Ipv4Net::from).or(file.group_addresses()));
+            wanted
+                .routes
+                .extend(routes.into_iter().map(|route| (route.prefix, route)));
+        }
+        (!wanted.scope.is_empty()).then_some(wanted)
+    }
+}
+
+fn no_link(facts: &Facts, (switch, port): (&str, u8)) -> Option<String> {
+    let (reach, report) = facts.switches.get(switch)?;
+    let said = report
+        .ports
+        .get(&port)
+        .filter(|said| *reach == Reach::Up && !said.up)?;
+    Some(format!("port {} of switch {switch} has no link", said.name))
+}
+
+impl Core {
+    /// Why a relay no longer sends to its splitter, or when it will be taken for dead. `None`: it sends.
+    fn relay_fault(&self, splitter: &Splitter, now: Instant) -> Option<Result<String, Instant>> {
+        let name = &splitter.from;
+        if let Some((Reach::Down(gone), _)) = self.facts.switches.get(name) {
+            // One whose agent alone is gone relays on.
+            let since = self.signs.silent_since(name)?;
+            return Some(match since + self.config.timeouts.link {
+                at if at <= now => Ok(format!("its agent cannot be reached ({gone})")),
+                at => Err(at),
+            });
+        }
+        let near = splitter.links.iter().map(|(port, _)| (name.as_str(), *port));
+        let far = splitter.links.iter().filter_map(|(_, end)| match end {
+            End::Switch { switch, port } => Some((switch.as_str(), *port)),
+            End::Host(_) => None,
+        });
+        near.chain(far).find_map(|end| no_link(&self.facts, end)).map(Ok)
+    }
+
+    /// Moves rules if a relay has failed or works again. Returns the switches whose routes change, and when to look again.
+    pub(crate) fn look_at_relays(&mut self, relays: &Relays, now: Instant) -> (BTreeSet<String>, Option<Instant>) {
+        let faults = relays
+            .tors()
+            .filter_map(|(tor, splitter)| Some((tor, self.relay_fault(splitter, now)?)));
+        let (mut failed, mut due) = (BTreeMap::new(), None::<Instant>);
+        for (tor, fault) in faults {
+            match fault {
+                Ok(why) => drop(failed.insert(tor, why)),
+                Err(at) => due = Some(due.map_or(at, |due| due.min(at))),
+            }
+        }
+        let before = self.multicast_routes.failed.take();
+        let stays = |before: &FailedRelay| failed.contains_key(&before.tor);
+        if before.as_ref().is_some_and(stays) || before.is_none() && failed.is_empty() {
+            self.multicast_routes.failed = before;
+            return (BTreeSet::new(), due);
+        }
+        let mut changed: BTreeSet<Tor> = before.iter().flat_map(|before| before.update.tors()).collect();
+        if let Some(FailedRelay { tor, .. }) = before {
+            tracing::info!(relay = relays.name(tor), "sends to its splitter again");
+            self.publish(Event::RelayChanged(v1::RelayChanged {
+                switch_name: relays.name(tor).to_owned(),
+                ..Default::default()
+            }));
+        }
+        if let Some((tor, reason)) = failed.pop_first() {
+            let update = relays.fabric().recovery(tor);
+            let mirror = relays.name(relays.fabric().mirror(tor));
+            tracing::warn!(relay = relays.name(tor), reason, mirror, "a relay has failed");
+            self.publish(Event::RelayChanged(v1::RelayChanged {
+                switch_name: relays.name(tor).to_owned(),
+                reason,
+                mirror: mirror.to_owned(),
+                rules: update.rules() as u32,
+                not_covered: failed.keys().map(|tor| relays.name(*tor).to_owned()).collect(),
+            }));
+            changed.extend(update.tors());
+            self.multicast_routes.failed = Some(FailedRelay { tor, update });
+        }
+        let changed = changed.into_iter().map(|tor| relays.name(tor).to_owned());
+        (changed.collect(), due)
+    }
+}
+
+/// Pause before addresses that no group uses any more are taken from the routers: its source's switch stops sending to them first.
+const SWEEP: Duration = Duration::from_secs(2);
+
+/// Looks soon for addresses that no group uses any more.
+pub(crate) fn sweep_soon(core: &mut Core) {
+    if !std::mem::replace(&mut core.multicast_routes.is_sweeping, true) {
+        core.after(SWEEP, sweep);
+    }
+}
+
+fn sweep(core: &mut Core) {
+    core.multicast_routes.is_sweeping = false;
+    let (mut gone, mut again) = (Vec::new(), false);
+    for (address, known) in &core.multicast_routes.groups {
+        let entry = core.groups.get(&known.name);
+        let plan = entry.and_then(|entry| entry.record().plan.as_ref());
+        let used = plan
+            .and_then(|plan| plan.refinement.as_ref())
+            .map(|own| own.address);
+        // Its switches may still have the rules of the plan before.
+        let changes = entry.is_some_and(|entry| !entry.is_confirmed());
+        match known.is_new || used == Some(*address) || changes {
+            false => gone.push(*address),
+            true => again |= used != Some(*address),
+        }
+    }
+    if again {
+        sweep_soon(core);
+    }
+    if gone.is_empty() {
+        return;
+    }
+    for address in gone {
+        core.multicast_routes.groups.remove(&address);
+    }
+    for router in core.programmable_routers() {
+        core.effects.push(Effect::SyncRoutes(router));
+    }
+    // Those that found no free address.
+    core.refine_all();
+}

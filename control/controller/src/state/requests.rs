@@ -1,0 +1,284 @@
+use std::fmt::Display;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::time::Duration;
+
+use castnet_rules::HostEndpoint;
+use castnet_wire::{MacAddr, McstId, RateLimit};
+use tokio::sync::watch;
+
+use crate::state::core::Core;
+use crate::error::Refusal;
+use crate::state::kinds::multicast::evict::Afterwards;
+use crate::state::kinds::{Kind, News};
+use crate::state::lifecycle::{Event, Phase};
+use crate::state::planning::{Layout, NoPlan};
+use crate::state::record::Record;
+use crate::state::table::Entry;
+use crate::state::written_off::WrittenOff;
+
+/// An unpredictable number, from the seed of the standard library's hash maps.
+pub(crate) fn draw() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+pub(crate) enum Seen<S> {
+    /// More may follow.
+    State(Box<S>),
+    /// No more follow.
+    Last(Box<S>),
+    /// It has left, or the group is gone.
+    Nothing,
+    /// The call no longer stands for the member; with the reason.
+    Superseded(String),
+}
+
+/// A member learns within this time for each member of its group who else has joined, left or lost its call. What it needs
+/// at once comes at once, see [`GroupKind::news`].
+///
+/// [`GroupKind::news`]: crate::state::kinds::GroupKind::news
+const PAUSE_PER_MEMBER: Duration = Duration::from_millis(1);
+
+/// The changes of a group, as a member sees them.
+pub(crate) struct Changes {
+    changed: watch::Receiver<()>,
+    news: watch::Receiver<News>,
+    /// Shortest time from the last look to the next, if there is no news: each of n members gets a state.
+    pause: Duration,
+}
+
+impl Changes {
+    /// `at_once`: whether the member does not wait for its first look.
+    pub(crate) fn of(entry: &Entry, at_once: bool) -> Self {
+        let (mut changed, mut news) = (entry.changed.subscribe(), entry.news.subscribe());
+        changed.mark_changed();
+        if at_once {
+            news.mark_changed();
+        }
+        let members = entry.record().kind.behaviour().parties().len();
+        Self {
+            changed,
+            news,
+            pause: PAUSE_PER_MEMBER * members as u32,
+        }
+    }
+
+    pub(crate) async fn next(&mut self) {
+        let later = async {
+            tokio::time::sleep(self.pause).await;
+            self.changed.changed().await
+        };
+        // If the group is gone, that is what there is to see.
+        let _ = tokio::select! {
+            gone = self.news.changed() => gone,
+            gone = later => gone,
+        };
+    }
+
+    pub(crate) fn mark_seen(&mut self) {
+        self.changed.mark_unchanged();
+        self.news.mark_unchanged();
+    }
+}
+
+impl Core {
+    /// McstIDs of the lanes of a group: `wanted` for the first, else the next free ones of the pool after the last one
+    /// given out, cyclically.
+    pub(crate) fn mcst_ids_for(
+        &self,
+        wanted: Option<McstId>,
+        lanes: u8,
+    ) -> Result<(McstId, Vec<McstId>), Refusal> {
+        if let Some(mcst_id) = wanted {
+            self.check_mcst_id(mcst_id)?;
+        }
+        let pool = self.mcst_pool;
+        let free = self.free_mcst_ids(pool).filter(|m| Some(*m) != wanted);
+        let mut mcst_ids = wanted.into_iter().chain(free).take(lanes.into());
+        let first = mcst_ids.next();
+        let more: Vec<McstId> = mcst_ids.collect();
+        let first = first.filter(|_| more.len() + 1 == usize::from(lanes));
+        let exhausted = || Refusal::PoolExhausted {
+            pool,
+            size: pool.hosts().count(),
+        };
+        Ok((first.ok_or_else(exhausted)?, more))
+    }
+
+    /// Refuses unknown hosts. Without a file any host may exist: it is looked for when it joins.
+    pub(crate) fn check_known(&self, field: impl Display, host: &str) -> Result<(), Refusal> {
+        if self.facts.file.is_some() && !self.facts.knows_host(host) {
+            let (field, host) = (field.to_string(), host.into());
+            return Err(Refusal::UnknownHost { field, host });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_no_switch(&self, field: impl Display, host: &str) -> Result<(), Refusal> {
+        if self.facts.knows_switch(host) {
+            let (field, name) = (field.to_string(), host.into());
+            return Err(Refusal::NameOfSwitch { field, name });
+        }
+        Ok(())
+    }
+
+    fn check_mcst_id(&self, mcst_id: McstId) -> Result<(), Refusal> {
+        if let Some(entry) = self.groups.by_mcst_id(mcst_id) {
+            let group = entry.record().name.clone();
+            return Err(Refusal::McstIdTaken { mcst_id, group });
+        }
+        if let Some(WrittenOff { group, switches }) = self.written_off.get(&mcst_id) {
+            let (group, switches) = (group.clone(), switches.iter().cloned().collect());
+            return Err(Refusal::McstIdWrittenOff {
+                mcst_id,
+                group,
+                switches,
+            });
+        }
+        match self.facts.host_of(mcst_id.0, None) {
+            Some(host) => Err(Refusal::AddressTaken {
+                field: "mcst_id".into(),
+                ip: mcst_id.0,
+                host: host.into(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// A member's ends of its connections, one per lane, must be its own and in no other group.
+    pub(crate) fn check_connection<'e>(
+        &self,
+        field: impl Display,
+        group: Option<&str>,
+        ends: impl IntoIterator<Item = &'e HostEndpoint>,
+    ) -> Result<(), Refusal> {
+        for (lane, endpoint) in ends.into_iter().enumerate() {
+            let more = lane.checked_sub(1).map(|lane| format!(".more_lanes[{lane}]"));
+            let field = format_args!("{field}{}", more.as_deref().unwrap_or_default());
+            self.check_addresses(format_args!("{field}."), endpoint)?;
+            if let Some(other) = self.groups.of_queue_pair(endpoint, group) {
+                return Err(Refusal::QueuePairTaken {
+                    field: format!("{field}.qpn"),
+                    ip: endpoint.ip,
+                    qpn: endpoint.qpn,
+                    group: other.into(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Addresses must be those of the topology file, and of no other host or group.
+    fn check_addresses(&self, prefix: impl Display, endpoint: &HostEndpoint) -> Result<(), Refusal> {
+        let HostEndpoint {
+            name: host, ip, mac, ..
+        } = endpoint;
+        if self.groups.by_mcst_id(McstId(*ip)).is_some() {
+            let field = format!("{prefix}ip");
+            return Err(Refusal::AddressIsMcstId { field, ip: *ip });
+        }
+        if let Some(known) = self.facts.file.as_ref().and_then(|f| f.host(host)) {
+            let other = |field, given: &dyn Display, known: &dyn Display| Refusal::OtherAddress {
+                field: format!("{prefix}{field}"),
+                host: host.clone(),
+                given: given.to_string(),
+                known: known.to_string(),
+            };
+            if let Some(known) = known.ip.filter(|known| known != ip) {
+                return Err(other("ip", ip, &known));
+            }
+            if let Some(known) = known.mac.map(MacAddr).filter(|known| known != mac) {
+                return Err(other("mac", mac, &known));
+            }
+        }
+        match self.facts.host_of(*ip, Some(host)) {
+            Some(taken) if self.gives_way(taken, *mac) => Ok(()),
+            Some(taken) => Err(Refusal::AddressTaken {
+                field: format!("{prefix}ip"),
+                ip: *ip,
+                host: taken.into(),
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Core {
+    /// A group that a client wants. Its McstIDs are not given to others at once, even if it is never added.
+    pub(crate) fn draw_up(
+        &mut self,
+        name: &str,
+        kind: Kind,
+        (lanes, rate_limit): (u8, Option<RateLimit>),
+        wanted: Option<McstId>,
+        owner: &str,
+    ) -> Result<Record, Refusal> {
+        let mcst_ids = self.mcst_ids_for(wanted, lanes)?;
+        let mut record = Record::new(name.into(), mcst_ids, kind);
+        (record.owner, record.rate_limit) = (owner.into(), rate_limit);
+        // It is planned with the default limit of its tenant.
+        self.config.assign_tenant(&mut record);
+        if let Some(last) = record.mcst_ids().last() {
+            let pool = self.mcst_pool;
+            self.last_mcst_ids.insert(pool, last);
+        }
+        Ok(record)
+    }
+
+    /// Adds a group for a request to create it. What is known to be impossible is refused now, not when the last member
+    /// joins. Returns its layout, if known. If its tree passes routers, it gets McstIDs at each switch; then a `wanted`
+    /// one is refused.
+    pub(crate) fn create(
+        &mut self,
+        mut record: Record,
+        wanted: Option<McstId>,
+        layout: Result<Layout, NoPlan>,
+    ) -> Result<Option<Layout>, Refusal> {
+        let layout = match layout {
+            Ok(layout) => Some(layout),
+            Err(NoPlan::NotYet(_)) => None,
+            Err(NoPlan::Never(failure)) => return Err(Refusal::Failed(failure)),
+        };
+        let own = layout.as_ref().map(|layout| layout.new_mcst_ids.clone());
+        record.own_mcst_ids = own.unwrap_or_default();
+        let has_own = !record.own_mcst_ids.is_empty();
+        if let Some(mcst_id) = wanted.filter(|_| has_own) {
+            return Err(Refusal::McstIdNotOwn { mcst_id });
+        }
+        for ends in record.kind.behaviour().parties().iter().filter_map(|p| p.ends) {
+            self.know(&ends.endpoint)?;
+        }
+        let name = record.name.clone();
+        self.add(record)?;
+        if let Some(entry) = self.groups.get_mut(&name).filter(|_| has_own) {
+            // Members get their McstIDs before the installation.
+            entry.foreseen = layout.as_ref().map(|layout| layout.plan.clone());
+        }
+        Ok(layout)
+    }
+
+    pub(crate) fn register(&mut self, host: &HostEndpoint) -> Result<(), Refusal> {
+        self.check_no_switch("name", &host.name)?;
+        self.check_addresses("", host)?;
+        self.know(host)
+    }
+
+    /// Puts a member out of a group of any kind.
+    pub(crate) fn evict(&mut self, group: &str, member: &str) -> Result<watch::Receiver<()>, Refusal> {
+        let entry = self.group(group)?;
+        let changed = entry.changed.subscribe();
+        match entry.record().kind {
+            Kind::Multicast(_) => self.evict_host(group, member, Afterwards::Gone)?,
+            Kind::Collective(_) => self.evict_rank(group, member)?,
+        }
+        tracing::info!(group, member, "evicted");
+        Ok(changed)
+    }
+
+    /// Starts the removal of a group from all switches; then it is forgotten.
+    pub(crate) fn destroy(&mut self, group: &str) -> Result<watch::Receiver<()>, Refusal> {
+        let changed = self.group(group)?.changed.subscribe();
+        self.step(group, Event::Destroy, None)?;
+        Ok(changed)
+    }
+}
+

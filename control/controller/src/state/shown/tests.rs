@@ -1,0 +1,302 @@
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+
+use castnet_proto::convert::new_group_from_proto;
+use castnet_proto::states::WatchedGroups;
+use castnet_wire::{McstId, Psn};
+use proptest::prelude::*;
+
+use super::*;
+use crate::state::fabric::{Fabric, Facts, HostRecord, NeighbourReport, SwitchReport, Who};
+use crate::state::journal::Journal;
+use crate::state::kinds::collective::live::Presence;
+use crate::state::kinds::collective::record::{Collective, Settings};
+use crate::state::kinds::multicast::record::Multicast;
+use crate::state::kinds::{Joining, Kind};
+use crate::state::lifecycle::{After, Phase};
+use crate::state::record::Record;
+use crate::state::table::Groups;
+
+const MEMBERS: u8 = 5;
+const WATCHERS: usize = 3;
+
+fn core() -> Core {
+    Core {
+        facts: Fabric::new(Facts::new(None, ["s".to_owned()], [])),
+        capabilities: BTreeMap::new(),
+        groups: Groups::default(),
+        written_off: BTreeMap::new(),
+        set_apart: BTreeMap::new(),
+        others: Default::default(),
+        calls: 0,
+        numbers: AtomicU64::new(0),
+        mcst_pool: "10.200.0.0/24".parse().unwrap(),
+        last_mcst_ids: BTreeMap::new(),
+        journal: Journal::new(BTreeMap::new(), Arc::default()),
+        store_error: None,
+        postponed: Default::default(),
+        links_changed: Default::default(),
+        signs: Default::default(),
+        multicast_routes: Default::default(),
+    }
+}
+
+/// A new group: `m` has members with connections, `c` has ranks.
+fn record(name: &str) -> Record {
+    let host = |n: u8| format!("h{n}");
+    let member = |n: u8| v1::NewMember {
+        host: host(n),
+        connection: Some(v1::Connection {
+            ip: format!("10.0.0.{n}"),
+            mac: format!("02:00:00:00:00:0{n}"),
+            qpn: 17,
+            ..Default::default()
+        }),
+    };
+    let (kind, mcst_id) = match name {
+        "m" => {
+            let request = v1::CreateGroupRequest {
+                name: name.into(),
+                source: host(0),
+                members: (0..MEMBERS).map(member).collect(),
+                ..Default::default()
+            };
+            let group = new_group_from_proto(&request).unwrap();
+            (Kind::Multicast(Multicast::new(group, Psn::new(1), 100)), 1)
+        }
+        _ => {
+            let hosts = (0..MEMBERS).map(host).collect();
+            let settings = Settings::new(&Default::default());
+            (Kind::Collective(Collective::new(hosts, settings, false)), 2)
+        }
+    };
+    Record::new(
+        name.into(),
+        (McstId([10, 200, 0, mcst_id].into()), Vec::new()),
+        kind,
+    )
+}
+
+/// What happens to one of the two groups.
+#[derive(Clone, Debug)]
+enum Change {
+    Phase(Phase),
+    /// A member leaves, or waits to join again.
+    Member(u8, bool),
+    Evicted(u8),
+    /// A rank's call stands, or has ended.
+    Call(u8, bool),
+    Planned(bool),
+    /// A host is known now, or is forgotten.
+    Host(u8, bool),
+    /// A switch sees the hosts at these ports.
+    Seen(Vec<u8>),
+    Destroyed,
+    Created,
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let phase = prop_oneof![
+        Just(Phase::Registered),
+        Just(Phase::Active),
+        Just(Phase::Removing(After::Gone))
+    ];
+    let member = || 0..MEMBERS;
+    prop_oneof![
+        phase.prop_map(Change::Phase),
+        (member(), any::<bool>()).prop_map(|(at, left)| Change::Member(at, left)),
+        member().prop_map(Change::Evicted),
+        (member(), any::<bool>()).prop_map(|(at, stands)| Change::Call(at, stands)),
+        any::<bool>().prop_map(Change::Planned),
+        (member(), any::<bool>()).prop_map(|(at, known)| Change::Host(at, known)),
+        proptest::collection::vec(0u8..4, MEMBERS as usize).prop_map(Change::Seen),
+        Just(Change::Destroyed),
+        Just(Change::Created),
+    ]
+}
+
+fn change_member(kind: &mut Kind, at: u8, left: bool) {
+    fn next<S: Clone>(state: &mut Joining<S>, left: bool) {
+        *state = match state.seat().filter(|_| left) {
+            Some(seat) => Joining::Left(seat.clone()),
+            None => Joining::Expected,
+        };
+    }
+    match kind {
+        Kind::Multicast(kind) => {
+            if let Some(member) = Arc::make_mut(&mut kind.members).get_mut(usize::from(at)) {
+                next(&mut Arc::make_mut(member).state, left);
+            }
+        }
+        Kind::Collective(kind) => next(&mut Arc::make_mut(&mut kind.ranks[usize::from(at)]).state, left),
+    }
+}
+
+fn apply(core: &mut Core, name: &str, change: Change) {
+    match change {
+        Change::Host(at, known) => {
+            let host = format!("h{at}");
+            let known = known.then(|| HostRecord {
+                name: host.clone(),
+                ip: [10, 0, 0, at].into(),
+                mac: [2, 0, 0, 0, 0, at],
+            });
+            return core.facts.set_host(&host, known);
+        }
+        Change::Seen(ports) => {
+            let seen = |(at, port): (u8, u8)| NeighbourReport {
+                port,
+                age_ns: 0,
+                who: Who::Host {
+                    ip: [10, 0, 0, at].into(),
+                    mac: [2, 0, 0, 0, 0, at],
+                },
+            };
+            let report = SwitchReport {
+                ports: BTreeMap::new(),
+                neighbours: (0..).zip(ports).map(seen).collect(),
+            };
+            core.facts.report("s", report);
+            return;
+        }
+        Change::Destroyed => return drop(core.groups.remove(name)),
+        Change::Created => return core.groups.put(record(name)),
+        _ => {}
+    }
+    let Some(entry) = core.groups.get_mut(name) else {
+        return;
+    };
+    let mut record = entry.record().clone();
+    match change {
+        Change::Phase(phase) => record.phase = phase,
+        Change::Member(at, left) => change_member(&mut record.kind, at, left),
+        Change::Evicted(at) => {
+            if let Kind::Multicast(kind) = &mut record.kind {
+                Arc::make_mut(&mut kind.members).retain(|m| m.host != format!("h{at}"));
+            }
+        }
+        Change::Call(at, stands) => {
+            let presence = if stands {
+                Presence::Here(1)
+            } else {
+                Presence::Away(1)
+            };
+            entry.live.present.insert(at.into(), presence);
+        }
+        Change::Planned(planned) => {
+            let plan = Plan {
+                tree: Vec::new(),
+                rules: BTreeMap::new(),
+                shortages: String::new(),
+                refinement: None,
+                over_covered: Default::default(),
+            };
+            record.plan = planned.then(|| Arc::new(plan));
+        }
+        _ => {}
+    }
+    core.groups.put(record);
+}
+
+/// What a client knows that follows a stream of differences.
+#[derive(Default)]
+struct Client {
+    groups: WatchedGroups,
+    sent: BTreeMap<String, u64>,
+}
+
+impl Client {
+    /// Takes in a state; returns the whole one, without its number.
+    fn take(&mut self, mut state: Event) -> Event {
+        if let Some(parts) = parts(&mut state) {
+            self.sent.insert(parts.name.to_owned(), *parts.number);
+        }
+        let event = v1::ControllerEvent {
+            at_unix_ns: 0,
+            event: Some(state),
+        };
+        unnumbered(self.groups.complete(event).unwrap().event.unwrap())
+    }
+}
+
+fn unnumbered(mut state: Event) -> Event {
+    if let Some(parts) = parts(&mut state) {
+        *parts.number = 0;
+    }
+    state
+}
+
+proptest! {
+    /// Whatever happens, and however seldom a client looks, what it puts together is the state.
+    #[test]
+    fn differences_put_together_are_the_state(
+        steps in proptest::collection::vec((any::<bool>(), change(), 0usize..WATCHERS + 2), 1..60),
+    ) {
+        let mut core = core();
+        let mut clients: [Client; WATCHERS] = Default::default();
+        ["m", "c"].into_iter().for_each(|name| core.groups.put(record(name)));
+        for (is_multicast, change, watcher) in steps {
+            apply(&mut core, if is_multicast { "m" } else { "c" }, change);
+            let Some(client) = clients.get_mut(watcher) else {
+                continue;
+            };
+            for entry in core.groups.after(None) {
+                let sent = client.sent.get(&entry.record().name).copied();
+                let state = core.shown(entry).since(sent);
+                let anew = Shown::new(&core, entry).since(None);
+                prop_assert_eq!(client.take(state), unnumbered(anew));
+            }
+        }
+    }
+}
+
+/// One member that joins or leaves is one member that is sent.
+#[test]
+fn a_change_of_a_member_sends_this_member() {
+    let mut core = core();
+    for name in ["m", "c"] {
+        core.groups.put(record(name));
+        apply(&mut core, name, Change::Phase(Phase::Active));
+        let first = core.shown(core.groups.get(name).unwrap());
+        match name {
+            "m" => apply(&mut core, name, Change::Member(2, true)),
+            _ => apply(&mut core, name, Change::Host(2, true)),
+        }
+        if name == "c" {
+            apply(&mut core, name, Change::Seen(vec![3, 3, 1, 3, 3]));
+        }
+        let mut state = core
+            .shown(core.groups.get(name).unwrap())
+            .since(Some(first.number));
+        let parts = parts(&mut state).unwrap();
+        let hosts: Vec<&str> = parts.members.iter().map(|m| m.host.as_str()).collect();
+        let positions = parts.difference.as_ref().map(|d| d.positions.clone());
+        assert_eq!((hosts, positions), (vec!["h2"], Some(vec![2])), "{name}");
+    }
+}
+
+/// A member takes the position of another one. A client that has not seen that learns that the other one is gone.
+#[test]
+fn a_member_in_the_position_of_another_one_sends_the_whole_state() {
+    let mut core = core();
+    let mut client = Client::default();
+    core.groups.put(record("m"));
+    let first = core.shown(core.groups.get("m").unwrap());
+    client.take(first.since(None));
+    for changes in [
+        &[Change::Evicted(0)][..],
+        &[Change::Created, Change::Evicted(1)],
+        &[Change::Evicted(0)],
+    ] {
+        for change in changes {
+            apply(&mut core, "m", change.clone());
+        }
+        core.shown(core.groups.get("m").unwrap());
+    }
+    let entry = core.groups.get("m").unwrap();
+    let state = core.shown(entry).since(Some(first.number));
+    assert_eq!(
+        client.take(state),
+        unnumbered(Shown::new(&core, entry).since(None))
+    );
+}

@@ -1,0 +1,213 @@
+//! Tenants, who share the fabric: how many groups and slots and how much bandwidth each may have.
+
+use castnet_proto::transport::Address;
+use castnet_rules::{BitRate, RATE_TEXT, RateLimit};
+use castnet_toml_reader::Value;
+
+use crate::config::Config;
+use crate::state::core::Core;
+use crate::error::Refusal;
+use crate::state::record::Record;
+
+/// Those who share quotas.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tenant {
+    /// Its name.
+    pub name: String,
+    /// Names of certificates and of hosts in any case; `*` stands for any text. A group belongs to the first tenant that has its
+    /// owner, otherwise to the first that has the host of its source or of its first rank.
+    pub members: Vec<String>,
+    /// Maximum number of groups; each lane counts. `None`: no limit.
+    pub groups: Option<u64>,
+    /// Maximum number of slots of collective groups at a switch, of all groups and lanes together, as requested. `None`:
+    /// no limit.
+    pub slots: Option<u64>,
+    /// Maximum of the sum of the rate limits of its groups. Each of them must have one. `None`: no limit.
+    pub bandwidth: Option<BitRate>,
+    /// The rate limit of a group that is created without one. `None`: it has none, and is refused where `bandwidth` is given.
+    pub group_bandwidth: Option<BitRate>,
+}
+
+/// What groups use of the quotas of a tenant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Quotas {
+    pub(crate) groups: u64,
+    pub(crate) slots: u64,
+    /// Bits per second.
+    pub(crate) bandwidth: u64,
+}
+
+impl Quotas {
+    pub(crate) fn of(record: &Record) -> Self {
+        let lanes = u64::from(record.lanes());
+        let each = record.collective().map_or(0, |group| u64::from(group.slots()));
+        Self {
+            groups: lanes,
+            slots: lanes * each,
+            bandwidth: record.rate_limit.map_or(0, |limit| limit.rate.bits_per_second()),
+        }
+    }
+}
+
+impl Tenant {
+    /// Reads an item of `[[tenants]]`.
+    pub(crate) fn read(value: Value<'_>) -> Option<Self> {
+        let t = value.table("a tenant: [[tenants]]")?;
+        let most = |name| t.get(name, |v| v.number(0..=u64::MAX, "is no number of them"));
+        let (groups, slots) = (most("groups"), most("slots"));
+        let rate = |name| t.get(name, |v| v.parsed(RATE_TEXT));
+        let (bandwidth, group_bandwidth) = (rate("bandwidth"), rate("group_bandwidth"));
+        let members = t.items("members", "a list of names: [\"gpu-*\"]", |v| v.string());
+        Some(Self {
+            name: t.need("name", "a name in quotes", Value::string)?,
+            members,
+            groups,
+            slots,
+            bandwidth,
+            group_bandwidth,
+        })
+    }
+
+    fn has(&self, name: &str) -> bool {
+        let name = name.to_ascii_lowercase();
+        let fits = |pattern: &String| fits(&pattern.to_ascii_lowercase(), &name);
+        !name.is_empty() && self.members.iter().any(fits)
+    }
+}
+
+/// Whether a name is as a pattern says, in which `*` stands for any text.
+fn fits(pattern: &str, name: &str) -> bool {
+    let Some((head, rest)) = pattern.split_once('*') else {
+        return pattern == name;
+    };
+    let Some(name) = name.strip_prefix(head) else {
+        return false;
+    };
+    let mut ends = name.char_indices().map(|(at, _)| at).chain([name.len()]);
+    ends.any(|at| fits(rest, &name[at..]))
+}
+
+impl Config {
+    /// The tenant that a group belongs to; empty: none.
+    pub(crate) fn tenant_of(&self, record: &Record) -> String {
+        if self.tenants.is_empty() {
+            return String::new();
+        }
+        let parties = record.kind.behaviour().parties();
+        let first = parties.iter().map(|p| p.host).find(|host| !host.is_empty());
+        let source = record.multicast().map(|group| group.source.as_str());
+        let host = source.or(first).unwrap_or_default();
+        let of = |name: &str| self.tenants.iter().find(|tenant| tenant.has(name));
+        let tenant = of(&record.owner).or_else(|| of(host));
+        tenant.map(|tenant| tenant.name.clone()).unwrap_or_default()
+    }
+
+    /// Whether an owner of groups is a host, by its certificate.
+    fn is_host(&self, owner: &str) -> bool {
+        let is_operator = self
+            .roles
+            .operators
+            .iter()
+            .any(|name| name.eq_ignore_ascii_case(owner));
+        matches!(self.listen, Address::Tcp { tls: true, .. }) && !is_operator
+    }
+
+    /// Sets the tenant of a new group, and its rate limit if it has none and the tenant has a default.
+    pub(crate) fn assign_tenant(&self, record: &mut Record) {
+        record.tenant = self.tenant_of(record);
+        let tenant = self.tenants.iter().find(|tenant| tenant.name == record.tenant);
+        let default = tenant.and_then(|tenant| tenant.group_bandwidth);
+        record.rate_limit = record.rate_limit.or(default.map(RateLimit::of));
+    }
+}
+
+impl Core {
+    /// Refuses a group that exceeds a quota of its tenant; without a tenant, that of the host that creates it.
+    pub(crate) fn check_quotas(&self, config: &Config, record: &Record) -> Result<(), Refusal> {
+        let Some(tenant) = config.tenants.iter().find(|tenant| tenant.name == record.tenant) else {
+            let (used, more) = (self.groups.owned_by(&record.owner), record.lanes().into());
+            if config.is_host(&record.owner) && used + more > config.host_groups {
+                let (host, quota) = (record.owner.clone(), config.host_groups);
+                return Err(Refusal::HostQuota {
+                    host,
+                    quota,
+                    used,
+                    more,
+                });
+            }
+            return Ok(());
+        };
+        if let (Some(quota), None) = (tenant.bandwidth, record.rate_limit) {
+            let tenant = tenant.name.clone();
+            return Err(Refusal::NoRateLimit { tenant, quota });
+        }
+        let (used, more) = (self.groups.used_by(&tenant.name), Quotas::of(record));
+        let count: fn(u64) -> String = |n| n.to_string();
+        // A sum of rates may be larger than each rate can be.
+        let rate: fn(u64) -> String =
+            |n| BitRate::new(n).map_or_else(|| format!("{n} b/s"), |rate| format!("{rate}b/s"));
+        let bandwidth = tenant.bandwidth.map(BitRate::bits_per_second);
+        for (what, quota, used, more, show) in [
+            ("groups", tenant.groups, used.groups, more.groups, count),
+            ("slots", tenant.slots, used.slots, more.slots, count),
+            ("of bandwidth", bandwidth, used.bandwidth, more.bandwidth, rate),
+        ] {
+            let exceeded = |quota: &u64| used.checked_add(more).is_none_or(|sum| sum > *quota);
+            if let Some(quota) = quota.filter(exceeded) {
+                return Err(Refusal::Quota {
+                    tenant: tenant.name.clone(),
+                    quota: format!("{} {what}", show(quota)),
+                    used: show(used),
+                    more: show(more),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names of certificates are in lower case, those of hosts as they are given.
+    #[test]
+    fn a_tenant_has_its_members_in_any_case() {
+        let tenant = Tenant {
+            members: vec!["H*".into(), "gpu-1".into()],
+            ..Tenant::default()
+        };
+        for (name, is_member) in [
+            ("h9", true),
+            ("H9", true),
+            ("GPU-1", true),
+            ("gpu-2", false),
+            ("", false),
+        ] {
+            assert_eq!(tenant.has(name), is_member, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_star_stands_for_any_text() {
+        for (pattern, name) in [
+            ("h1", "h1"),
+            ("*", ""),
+            ("gpu-*", "gpu-17"),
+            ("*.a.example", "x.y.a.example"),
+            ("a*b*c", "abbc"),
+            ("a*b*c", "a-b-b-c"),
+        ] {
+            assert!(fits(pattern, name), "{pattern} {name}");
+        }
+        for (pattern, name) in [
+            ("h1", "h10"),
+            ("gpu-*", "cpu-1"),
+            ("*b", "abc"),
+            ("a*b*c", "acb"),
+            ("", "a"),
+        ] {
+            assert!(!fits(pattern, name), "{pattern} {name}");
+        }
+    }
+}
