@@ -176,7 +176,7 @@ impl Core {
             event: Some(event),
         };
         if let Some(event) = self.journal.hold_back(event) {
-            self.effects.push(Effect::Publish(event));
+            self.effects.push(Effect::Publish(Box::new(event)));
         }
     }
 }

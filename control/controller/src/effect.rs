@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use castnet_proto::v1;
+use tokio::time::Instant;
 
 use crate::core::{Core, Shared};
 use crate::driver;
+use crate::kinds::collective::live::{Leased, Timer};
 use crate::kinds::multicast::{refine, replan};
 use crate::multicast_routes;
 
@@ -16,7 +18,7 @@ pub(crate) type Work = Box<dyn FnOnce(&mut Core) + Send>;
 /// One such demand.
 pub(crate) enum Effect {
     /// All who watch get an event.
-    Publish(v1::ControllerEvent),
+    Publish(Box<v1::ControllerEvent>),
     /// Switches or hosts have something new, for those who wait for it.
     FabricChanged,
     /// There is something to write, or work to resume.
@@ -60,6 +62,54 @@ impl Core {
         self.effects.push(Effect::After(pause, Box::new(act)));
     }
 
+    /// The lease of a member begins to run. One timer stands for it, however often that happens.
+    pub(crate) fn run_timer(&mut self, group: &str, who: Leased, lease: Duration) {
+        let ends = self.now + lease;
+        let Some(entry) = self.groups.get_mut(group) else {
+            return;
+        };
+        let timer = entry
+            .live
+            .leases
+            .entry(who.clone())
+            .or_insert(Timer { ends, fires: None });
+        timer.ends = ends;
+        if timer.fires.is_none_or(|fires| fires > ends) {
+            timer.fires = Some(ends);
+            self.later(group, lease, move |core, group| {
+                core.timer_fires(group, who, ends)
+            });
+        }
+    }
+
+    fn timer_fires(&mut self, group: &str, who: Leased, at: Instant) {
+        let Some(entry) = self.groups.get_mut(group) else {
+            return;
+        };
+        let Some(timer) = entry
+            .live
+            .leases
+            .get_mut(&who)
+            .filter(|timer| timer.fires == Some(at))
+        else {
+            // Another one stands for it.
+            return;
+        };
+        let ends = timer.ends;
+        if ends > at {
+            timer.fires = Some(ends);
+            let pause = ends.duration_since(self.now);
+            return self.later(group, pause, move |core, group| {
+                core.timer_fires(group, who, ends)
+            });
+        }
+        entry.live.leases.remove(&who);
+        match who {
+            Leased::Rank(rank) => self.rank_lease_over(group, rank),
+            Leased::Host(host) => self.host_lease_over(group, &host),
+        }
+    }
+
     /// The switches of a running group get its changed rules.
     pub(crate) fn update(&mut self, group: &str, leaves_first: bool) {
         let group = group.to_owned();
@@ -72,8 +122,10 @@ impl Shared {
     pub(crate) fn carry_out(self: &Arc<Self>, core: &Core, effect: Effect) {
         let shared = self.clone();
         match effect {
-            Effect::Publish(event) => self.release(event),
-            Effect::FabricChanged => drop(self.fabric.send_replace(())),
+            Effect::Publish(event) => self.release(*event),
+            Effect::FabricChanged => {
+                self.fabric.send_replace(());
+            }
             Effect::Staged => self.staged.notify_one(),
             Effect::Drive(group) => self.spawn(driver::drive(shared, group)),
             Effect::Update { group, leaves_first } => {

@@ -209,8 +209,13 @@ impl Controller {
             ("store", config.store == now.store && config.etcd == now.etcd),
         ];
         match kept.into_iter().find(|(_, same)| !same) {
-            Some((what, _)) => Err(StartError::Kept(what)),
-            None => check_roles(&config.listen, &config.roles).map_err(StartError::from),
+            Some((what, _)) => return Err(StartError::Kept(what)),
+            None => check_roles(&config.listen, &config.roles)?,
+        }
+        // It is closed and opened again.
+        match &config.store {
+            Some(path) if config.etcd.is_none() => RedbStore::check_there(path).map_err(StartError::from),
+            _ => Ok(()),
         }
     }
 
@@ -347,6 +352,7 @@ async fn begin(
             if let Some(refinement) = plan.as_ref().and_then(|plan| plan.refinement.as_ref()) {
                 core.multicast_routes.keep(&name, refinement);
             }
+            core.arm(&name);
             core.lease_absent(&name);
             core.run_leases(&name);
             core.drive(&name);

@@ -467,12 +467,12 @@ impl Controller for Service {
         let caller = Caller::of(&request)?;
         let call = exchange_from_proto(request.into_inner())?;
         caller.concerns(format!("{} rank {}", call.job, call.rank));
-        let answer = {
-            // Nobody takes the place between the check and the blob.
-            let core = self.shared.lock();
+        // Nobody takes the place between the check and the blob.
+        let exchange = |core: &mut Locked<'_>| {
             core.check_exchange(&caller, &call)?;
-            self.shared.exchanges.exchange(call, caller)?
+            core.shared.exchanges.exchange(call, caller.clone())
         };
+        let answer = self.stored(exchange).await?;
         let (answer, part) = answer.await?;
         Ok(held(answer, part))
     }

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::{File, TryLockError};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use castnet_console::exit::{Failure, Outcome};
@@ -11,6 +11,7 @@ use castnet_console::files::{self, Place, place};
 use castnet_console::output::{Output, Page, Report, remark};
 use castnet_member::StreamHeader;
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 
 /// A file, a folder, a device, a pipe, or `-` for stdout.
 #[derive(Clone, Debug)]
@@ -103,6 +104,8 @@ impl Target {
 fn open_part(part: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
+    // A link there is of somebody else.
+    options.custom_flags(OFlag::O_NOFOLLOW.bits());
     loop {
         let file = options.open(part)?;
         match file.try_lock() {

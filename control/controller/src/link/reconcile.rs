@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use castnet_proto::convert::mcst_id_from_proto;
 use castnet_proto::v1;
-use castnet_rules::GroupRule;
+use castnet_rules::{GroupRule, lane_of};
 use castnet_wire::McstId;
 
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
@@ -85,7 +85,8 @@ impl Link {
                 continue;
             };
             let (generation, is_own) = (rule.generation, owner == own);
-            match is_own && !core.set_apart.contains_key(&rule.name) {
+            let group = lane_of(&rule.name).map_or(&*rule.name, |(group, _)| group);
+            match is_own && !core.set_apart.contains_key(group) {
                 true => ours.push(Found { mcst_id, generation }),
                 // Groups of rule files have no owner.
                 false => others.push((mcst_id, !is_own && !owner.is_empty())),

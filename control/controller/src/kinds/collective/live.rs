@@ -12,6 +12,8 @@ use crate::kinds::multicast::stall::PathStall;
 pub(crate) struct Live {
     /// The last call of each rank. Counts while the rank has a seat, which is stored and may be taken back.
     pub(crate) present: BTreeMap<u16, Presence>,
+    /// Leases that run, or ran when their timers were set.
+    pub(crate) leases: BTreeMap<Leased, Timer>,
     /// Ranks that switches wait for: the last report of each, and when it came.
     pub(crate) stalls: BTreeMap<String, (Instant, Vec<u16>)>,
     /// Ranks that are waited for, by all of these reports.
@@ -20,6 +22,22 @@ pub(crate) struct Live {
     pub(crate) links_down: DownLinks,
     /// Paths that switches of a multicast group wait for, by switch.
     pub(crate) path_stalls: BTreeMap<String, PathStall>,
+}
+
+/// Whose lease it is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Leased {
+    Rank(u16),
+    Host(String),
+}
+
+/// The timer of a lease.
+#[derive(Debug)]
+pub(crate) struct Timer {
+    /// When the lease ends.
+    pub(crate) ends: Instant,
+    /// When the timer fires that stands for it: not later.
+    pub(crate) fires: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use castnet_proto::convert::{NewCollective, RankJoin, one_end_each};
 use castnet_proto::v1;
 use castnet_rules::HostEndpoint;
 
-use super::live::Presence;
+use super::live::{Leased, Presence};
 use super::record::{Collective, RankRecord, Seat, Settings};
 use super::secret::Secret;
 use super::view::{self, RankState};
@@ -95,6 +95,10 @@ impl Core {
 
     fn seat_rank(&mut self, join: RankJoin, owner: &str) -> Result<Seated, Refusal> {
         let known = self.collective(&join.job).is_ok();
+        if !known && join.returns_to.is_some() {
+            // It may run on the switches, and a record that cannot be read may know it.
+            return Err(self.unknown(&join.job));
+        }
         if !known {
             self.free_name(&join.job)?;
         }
@@ -287,9 +291,7 @@ impl Core {
             entry.live.present.insert(rank, Presence::Away(call));
         }
         if let Some(lease) = lease {
-            self.later(group, lease, move |core, group| {
-                core.expired(group, rank, call);
-            });
+            self.run_timer(group, Leased::Rank(rank), lease);
         }
     }
 
@@ -308,11 +310,11 @@ impl Core {
         }
     }
 
-    fn expired(&mut self, name: &str, rank: u16, call: u64) {
+    pub(crate) fn rank_lease_over(&mut self, name: &str, rank: u16) {
         let Ok((entry, group)) = self.collective(name) else {
             return;
         };
-        if entry.live.present.get(&rank) != Some(&Presence::Away(call)) {
+        if !matches!(entry.live.present.get(&rank), Some(Presence::Away(_))) {
             return;
         }
         let Some(seat) = group.seat(rank) else {

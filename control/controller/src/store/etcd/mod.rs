@@ -35,7 +35,7 @@ mod api {
 /// Operations of a transaction; etcd's default limit is 128.
 const OPS_MAX: usize = 100;
 /// Bytes of the values of a transaction, and of one value; etcd's default limit is 1.5 MiB for a request.
-const BYTES_MAX: usize = 1_200_000;
+pub(crate) const BYTES_MAX: usize = 1_200_000;
 /// Entries of a page.
 const PAGE: i64 = 512;
 
