@@ -204,6 +204,7 @@ impl Config {
                         insecure,
                         ..Security::default()
                     },
+                    answer_within: Duration::from_secs(2),
                 });
                 Some(())
             });

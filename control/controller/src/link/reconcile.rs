@@ -57,6 +57,11 @@ impl Link {
             Err(error) => tracing::warn!(switch, %error, "multicast routes refused"),
             Ok(()) => {}
         }
+        match self.set_source_guard(shared).await {
+            Err(error @ SwitchError::Unreachable(_)) => return Err(error),
+            Err(error) => tracing::warn!(switch, %error, "source guard refused"),
+            Ok(()) => {}
+        }
         {
             let mut core = shared.lock();
             if core.cleaned(switch, &still) {

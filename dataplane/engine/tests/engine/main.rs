@@ -23,6 +23,7 @@ mod repair;
 mod replication;
 mod routed;
 mod shared_ports;
+mod source_guard;
 mod static_core;
 mod static_core_batches;
 mod static_core_forged;
