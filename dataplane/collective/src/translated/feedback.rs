@@ -3,7 +3,7 @@
 use super::bridge::wire;
 use super::endpoint::Sending;
 use super::machine::{Translated, emit};
-use super::{Effect, Effects, EndpointId, EndpointKind};
+use super::{Effect, Effects, EndpointId, EndpointKind, EndpointSet};
 use crate::calls::{Flow, Role};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 
@@ -301,28 +301,25 @@ impl<const W: usize> Translated<W> {
 
     /// Confirms packets of the senders for which the acknowledgement of `from`, from `before` to `acked`, is decisive.
     fn confirm_senders(&mut self, from: EndpointId, before: u64, acked: u64) {
-        let mut g = before;
-        while g < acked {
-            let Some(index) = self.calls.find(g) else { break };
-            let call = self.calls.get(index);
-            let (flow, end) = (call.flow(g), call.part_end(g));
-            match flow {
-                Flow::UpDown => {
-                    self.confirm(from, u64::MAX);
-                    if let Some(parent) = self.cold().parent {
-                        self.confirm(parent, u64::MAX);
+        let (mut g, mut senders) = (before, EndpointSet::EMPTY);
+        for call in self.calls.from(before) {
+            while g < acked.min(call.end()) {
+                match call.flow(g) {
+                    Flow::UpDown => {
+                        senders.insert(from);
+                        self.cold()
+                            .parent
+                            .into_iter()
+                            .for_each(|parent| senders.insert(parent));
                     }
+                    Flow::Gather(_) => senders = self.cold().all,
+                    Flow::Scatter(root) => senders.insert(root),
                 }
-                Flow::Gather(_) => {
-                    for sender in self.cold().all {
-                        self.confirm(sender, u64::MAX);
-                    }
-                }
-                Flow::Scatter(root) => {
-                    self.confirm(root, u64::MAX);
-                }
+                g = call.part_end(g);
             }
-            g = end;
+        }
+        for sender in senders {
+            self.confirm(sender, u64::MAX);
         }
         debug_assert!(
             self.cold()
@@ -369,7 +366,7 @@ impl<const W: usize> Translated<W> {
             let g = self.endpoint(sender).receiving.confirmed;
             let call = self.calls.get(index);
             let (flow, messages) = (call.flow(g), call.messages(g, upto, message_packets));
-            let confirmed = self.calls.settle(sender, Role::Sends, upto);
+            let confirmed = call.settle(sender, Role::Sends, upto);
             // A switch below needs no ACK: the result acknowledges its contribution.
             news |= !self.is_augmented() && (is_rank || flow != Flow::UpDown || self.is_parent(sender));
             let receiving = &mut self.endpoint_mut(sender).receiving;
