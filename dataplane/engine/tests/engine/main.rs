@@ -15,6 +15,7 @@ mod flows;
 mod forwarding;
 mod joins;
 mod memory;
+mod messages;
 mod most;
 mod moving;
 mod rates;
