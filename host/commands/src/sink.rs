@@ -13,6 +13,9 @@ use castnet_member::StreamHeader;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
+/// What the name of a file ends in until it is complete. A file of this name is one that a process has left, and is used again.
+const PART: &str = ".castnet-part";
+
 /// A file, a folder, a device, a pipe, or `-` for stdout.
 #[derive(Clone, Debug)]
 pub(crate) struct Target(pub(crate) PathBuf);
@@ -87,7 +90,7 @@ impl Target {
             }
         };
         let mut part = path.as_os_str().to_owned();
-        part.push(".part");
+        part.push(PART);
         let part = PathBuf::from(part);
         let file = open_part(&part).map_err(|error| named(&part, error))?;
         let kept = file.try_clone()?;
@@ -218,7 +221,11 @@ mod tests {
         assert!(target.open(&header("x")).is_err(), "another one writes on");
         drop(sink);
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
-        std::fs::write(folder.path().join("out.bin.part"), "left by one that was killed").expect("written");
+        std::fs::write(
+            folder.path().join("out.bin.castnet-part"),
+            "left by one that was killed",
+        )
+        .expect("written");
         let mut sink = target.open(&header("x")).expect("a place");
         sink.write_all(b"whole").expect("written");
         assert_eq!(sink.keep().expect("kept"), Some(folder.path().join("out.bin")));
@@ -274,7 +281,10 @@ mod tests {
     #[test]
     fn an_error_of_writing_names_the_file() {
         let sink = Sink {
-            part: Some((PathBuf::from("/nowhere/out.part"), PathBuf::from("/nowhere/out"))),
+            part: Some((
+                PathBuf::from("/nowhere/out.castnet-part"),
+                PathBuf::from("/nowhere/out"),
+            )),
             kept: None,
             out: Box::new(
                 File::options()
