@@ -91,18 +91,19 @@ impl<const W: usize> Translated<W> {
         };
         // A host cannot refuse a packet that was not sent to it.
         let nak = (refused && to != sent).then_some(syndrome);
-        self.claim(now, from, to, nak);
+        let to_d = self.endpoint(from).sending.acked_d + count;
+        self.claim(now, from, (to, to_d), nak);
     }
 
     /// An acknowledgement of all below `to`, which has been sent, and a NAK of that packet. One that covers much is taken in steps: thousands
     /// of collectives can be in flight, and each can concern all endpoints.
-    fn claim(&mut self, now: Nanos, from: EndpointId, to: u64, nak: Option<Syndrome>) {
+    fn claim(&mut self, now: Nanos, from: EndpointId, (to, to_d): (u64, u64), nak: Option<Syndrome>) {
         let Sending { acked, claimed, .. } = self.endpoint(from).sending;
         if to < claimed {
             return;
         }
         let sending = &mut self.endpoint_mut(from).sending;
-        (sending.claimed, sending.claimed_nak) = (to, nak);
+        (sending.claimed, sending.claimed_d, sending.claimed_nak) = (to, to_d, nak);
         match self.claims.is_empty() && self.step_end(from, acked, to, AT_ONCE) == to {
             true => self.take_to(now, from, to),
             false => self.claims.insert(from),
@@ -132,18 +133,27 @@ impl<const W: usize> Translated<W> {
 
     /// Takes an acknowledgement up to a position within what `from` has claimed.
     fn take_to(&mut self, now: Nanos, from: EndpointId, to: u64) {
-        let Sending { acked, claimed, .. } = self.endpoint(from).sending;
+        let Sending {
+            acked,
+            acked_d,
+            claimed,
+            claimed_d,
+            ..
+        } = self.endpoint(from).sending;
         let mut nak = None;
-        if to >= claimed {
+        if to == claimed {
             let sending = &mut self.endpoint_mut(from).sending;
-            sending.claimed = 0;
+            (sending.claimed, sending.claimed_d) = (0, 0);
             nak = sending.claimed_nak.take();
             self.claims.remove(from);
         }
         if to > acked {
             if self.is_rank(from) {
-                let count = self.calls.count(from, Role::Receives, acked, to);
-                self.endpoint_mut(from).sending.acked_d += count;
+                let to_d = match to == claimed {
+                    true => claimed_d,
+                    false => acked_d + self.calls.count(from, Role::Receives, acked, to),
+                };
+                self.endpoint_mut(from).sending.acked_d = to_d;
             }
             self.acknowledged(now, from, to);
         }
@@ -198,7 +208,7 @@ impl<const W: usize> Translated<W> {
             }
             let to = self.acknowledged_below(from, g + 1);
             if to > acked {
-                self.claim(now, from, to, None);
+                self.claim(now, from, (to, 0), None);
             }
         } else if g >= sent {
             emit(out, Effect::Drop(DropReason::AckAhead));
