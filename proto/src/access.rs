@@ -301,8 +301,14 @@ struct Revocable {
     body: Body,
     /// `None`: it was revoked.
     revoked: Option<Pin<Box<dyn Future<Output = Status> + Send>>>,
+    /// What is left of a message. The connection takes a piece only when the one before has left, and so this stays with its share until
+    /// the client has taken the message.
+    rest: Bytes,
     _share: Option<Share>,
 }
+
+/// Bytes of a piece.
+const PIECE: usize = 16 << 10;
 
 impl http_body::Body for Revocable {
     type Data = Bytes;
@@ -316,7 +322,18 @@ impl http_body::Body for Revocable {
             return Poll::Ready(None);
         };
         let Poll::Ready(status) = revoked.as_mut().poll(cx) else {
-            return Pin::new(&mut self.body).poll_frame(cx);
+            if self.rest.is_empty() {
+                let next = Pin::new(&mut self.body).poll_frame(cx);
+                let Poll::Ready(Some(Ok(frame))) = next else {
+                    return next;
+                };
+                match frame.into_data() {
+                    Ok(data) => self.rest = data,
+                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                }
+            }
+            let length = self.rest.len().min(PIECE);
+            return Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(length)))));
         };
         tracing::info!(status = status.message(), "an answer is ended");
         self.revoked = None;
@@ -327,7 +344,7 @@ impl http_body::Body for Revocable {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.revoked.is_none() || self.body.is_end_stream()
+        self.revoked.is_none() || self.rest.is_empty() && self.body.is_end_stream()
     }
 }
 
@@ -483,6 +500,7 @@ where
                 Body::new(Revocable {
                     body,
                     revoked: Some(Box::pin(revoked)),
+                    rest: Bytes::new(),
                     _share: share,
                 })
             }))
@@ -604,6 +622,7 @@ mod tests {
         let caller = Arc::new(Caller::new(peer(Some(&["grafana"])), Role::ReadOnly));
         let own = access.clone();
         let mut answer = Revocable {
+            rest: Bytes::new(),
             body: Body::new(StreamBody::new(
                 tokio_stream::wrappers::UnboundedReceiverStream::new(frames),
             )),
@@ -631,6 +650,33 @@ mod tests {
         );
         assert!(answer.frame().await.is_none() && http_body::Body::is_end_stream(&answer));
         assert!(!say("nobody listens"));
+    }
+
+    /// A connection drops the body of an answer when it has taken the last frame, sent or not. So that what an answer takes is counted until
+    /// the client has taken it, no frame is longer than what may wait in the connection.
+    #[tokio::test]
+    async fn an_answer_holds_its_share_until_its_last_piece_is_taken() {
+        use http_body_util::{BodyExt, Full};
+        let (shares, names) = (Shares::default(), ["h9".to_owned()]);
+        let message: Vec<u8> = (0..3 * PIECE + 5).map(|n| n as u8).collect();
+        let mut answer = Revocable {
+            body: Body::new(Full::new(Bytes::from(message.clone()))),
+            revoked: Some(Box::pin(std::future::pending())),
+            rest: Bytes::new(),
+            _share: shares.take(&names, 1),
+        };
+        let (mut lengths, mut taken) = (Vec::new(), Vec::new());
+        while !http_body::Body::is_end_stream(&answer) {
+            assert!(shares.take(&names, 1).is_none(), "after {} bytes", taken.len());
+            let frame = answer.frame().await.expect("a frame").expect("no error");
+            let data = frame.into_data().expect("data");
+            lengths.push(data.len());
+            taken.extend_from_slice(&data);
+        }
+        assert_eq!(lengths, [PIECE, PIECE, PIECE, 5]);
+        assert_eq!(taken, message);
+        drop(answer);
+        assert!(shares.take(&names, 1).is_some());
     }
 
     /// Answers once the request is there, with a body that has not ended.

@@ -105,7 +105,11 @@ mod tests {
         use http_body_util::{BodyExt, StreamBody};
         let (send, frames) = tokio::sync::mpsc::unbounded_channel::<Result<Frame<Bytes>, Status>>();
         let frames = tokio_stream::wrappers::UnboundedReceiverStream::new(frames);
-        let mut body = Bounded::new(Body::new(StreamBody::new(frames)), &Shares::default(), &names("a"));
+        let mut body = Bounded::new(
+            Body::new(StreamBody::new(frames)),
+            &Shares::default(),
+            &names("a"),
+        );
         let say = |length| send.send(Ok(Frame::data(vec![7; length].into()))).is_ok();
         assert!(say(REQUEST_MAX - 1) && say(1) && say(1));
         for length in [REQUEST_MAX - 1, 1] {
@@ -117,7 +121,11 @@ mod tests {
 
         let (_send, frames) = tokio::sync::mpsc::unbounded_channel::<Result<Frame<Bytes>, Status>>();
         let frames = tokio_stream::wrappers::UnboundedReceiverStream::new(frames);
-        let mut body = Bounded::new(Body::new(StreamBody::new(frames)), &Shares::default(), &names("a"));
+        let mut body = Bounded::new(
+            Body::new(StreamBody::new(frames)),
+            &Shares::default(),
+            &names("a"),
+        );
         let begin = tokio::time::Instant::now();
         let too_late = body.frame().await.expect("a frame").expect_err("too late");
         assert_eq!(

@@ -5,9 +5,8 @@ use castnet_proto::access::Right;
 /// The right that a method needs. The test below fails if one is missing.
 pub(crate) fn right(method: &str) -> Option<Right> {
     Some(match method {
-        "InstallGroup" | "InstallGroups" | "RemoveGroup" | "MoveGroup" | "SetMulticastRoutes" => {
-            Right::Program
-        }
+        "InstallGroup" | "InstallGroups" | "RemoveGroup" | "MoveGroup" | "SetMulticastRoutes"
+        | "SetSourceGuard" => Right::Program,
         "SetRoutes" | "AddRoute" | "RemoveRoute" => Right::Operate,
         // They show what is in the frames of others.
         "Trace" | "Capture" => Right::Operate,

@@ -8,7 +8,7 @@ use castnet_proto::access::{Caller, Right, Role};
 use castnet_proto::convert::{
     Invalid, RULES_TOGETHER_MAX, check_owner, filter_from_proto, install_result_to_proto, mcst_id_from_proto,
     multicast_routes_from_proto, of_one_route, port_from_proto, prefix_from_proto, refuse, route_from_proto,
-    route_to_proto, routes_from_proto, rule_from_proto,
+    route_to_proto, routes_from_proto, rule_from_proto, source_guard_from_proto,
 };
 use castnet_proto::term::term_of;
 use castnet_proto::v1;
@@ -278,6 +278,24 @@ impl v1::agent_server::Agent for Service {
                 added: added as u32,
                 removed: removed as u32,
             })
+        })
+        .await
+    }
+
+    async fn set_source_guard(
+        &self,
+        request: Request<v1::SetSourceGuardRequest>,
+    ) -> Answer<v1::SetSourceGuardResponse> {
+        let who = Caller::of(&request)?;
+        let caller = term_to_change(&who, &request)?;
+        let (hosts, prefixes) = source_guard_from_proto(request.get_ref())?;
+        who.concerns(format!("{} ports of hosts", hosts.len()));
+        self.ask(move |shared| {
+            let mut owners = shared.owners.lock();
+            owners.check(&caller)?;
+            let done = shared.dataplane.set_source_guard(hosts, &prefixes);
+            done.map_err(stopped)?;
+            Ok(v1::SetSourceGuardResponse {})
         })
         .await
     }

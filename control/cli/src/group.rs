@@ -379,6 +379,18 @@ fn destroyed(group: String, answer: api::DestroyGroupResponse) -> Done<Destroyed
     }
 }
 
+/// What was asked for is decided, and done at all switches but these. Who goes on as if it were done everywhere must know.
+fn still_pending(switches: &[String]) -> Outcome {
+    match switches {
+        [] => Ok(()),
+        _ => Err(
+            Failure::unreachable(format!("{} cannot be reached now", switches.join(", "))).next(
+                "castnet topology shows why; the controller does the rest as soon as they can be reached",
+            ),
+        ),
+    }
+}
+
 fn refused(status: tonic::Status, group: &str) -> Failure {
     let code = status.code();
     let failure = Failure::from(status);
@@ -482,7 +494,9 @@ impl GroupCommand {
                 };
                 let answer = controller.destroy_group(request).await;
                 let answer = answer.map_err(|s| refused(s, &group))?.into_inner();
-                output.show(&destroyed(group, answer))
+                let pending = still_pending(&answer.pending_switches);
+                output.show(&destroyed(group, answer))?;
+                pending
             }
         }
     }

@@ -10,7 +10,7 @@ use castnet_controller::store::content::{self, Entries, EntryFault, ImportError}
 use castnet_controller::store::etcd::{Campaign, Candidate, EtcdConfig, EtcdStore};
 use castnet_controller::store::memory::MemoryStore;
 use castnet_controller::store::redb::{self, RedbStore};
-use castnet_controller::store::{STORE_VERSION, Store, StoreError, Table};
+use castnet_controller::store::{Batch, STORE_VERSION, Store, StoreError, Table, Write};
 use clap::{Args, Subcommand, value_parser};
 use serde::Serialize;
 
@@ -153,6 +153,14 @@ impl Place {
         }
     }
 
+    /// Whether it is a file that has something, perhaps of an older layout.
+    fn is_there(&self) -> bool {
+        match self {
+            Self::File(path) => path.exists(),
+            Self::Etcd(_) => false,
+        }
+    }
+
     /// Opens it for writing; a file is created.
     async fn open(&self) -> Outcome<Box<dyn Store>> {
         match self {
@@ -175,6 +183,18 @@ async fn lead(config: &EtcdConfig) -> Outcome<EtcdStore> {
         ))
         .next("stop all controllers of the store first; their groups run on")),
     }
+}
+
+/// What writes these entries into an empty store.
+fn batch(entries: Entries) -> Batch {
+    let write = |(key, entry)| {
+        let write = Write {
+            was: 0,
+            entry: Some(entry),
+        };
+        (key, write)
+    };
+    entries.into_iter().map(write).collect()
 }
 
 fn document(path: &Path) -> Outcome<String> {
@@ -227,12 +247,16 @@ impl StoreCommand {
                     .duration_since(UNIX_EPOCH)
                     .map_or(0, |now| now.as_secs());
                 let now = above.map_or(now, |epoch| now.max(epoch + 1));
+                let place = Place::of(&store)?;
+                // A document with faults creates no file. To open a store of an older layout converts it, so it is looked at first.
                 let memory = MemoryStore::default();
-                // A document with faults creates no file.
+                if !force && place.is_there() {
+                    memory.commit(batch(place.read().await?)).await.map_err(failed)?;
+                }
                 content::import(&memory, &text, force, now)
                     .await
                     .map_err(|e| refused(e, &from, &store))?;
-                let opened = Place::of(&store)?.open().await?;
+                let opened = place.open().await?;
                 let imported = content::import(&*opened, &text, force, now).await;
                 opened.close().await.map_err(failed)?;
                 let imported = imported.map_err(|e| refused(e, &from, &store))?;

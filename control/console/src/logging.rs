@@ -84,7 +84,7 @@ mod tests {
             "info",
             "WARN",
             "warn,castnet_controller=debug",
-            "off,castnet_controller::link=trace",
+            "off,castnet_controller::shell::link=trace",
         ] {
             assert!(parse(good).is_ok(), "{good}");
         }

@@ -14,8 +14,8 @@ use castnet_topology::{Topology, pool_fault};
 use castnet_wire::tree_latency;
 
 use crate::check::{TIMEOUT_MAX, timeout_text};
-use crate::store::etcd::EtcdConfig;
 use crate::state::tenants::Tenant;
+use crate::store::etcd::EtcdConfig;
 
 /// Default pool of McstIDs: 65,534 of them. No host may have an address of it.
 pub const DEFAULT_MCST_POOL: &str = "10.200.0.0/16";
@@ -204,6 +204,7 @@ impl Config {
                         insecure,
                         ..Security::default()
                     },
+                    answer_within: Duration::from_secs(2),
                 });
                 Some(())
             });

@@ -185,6 +185,19 @@ pub(crate) enum Refusal {
     /// The store failed: nothing was changed.
     #[error("not stored, so nothing was changed: {0}")]
     Store(#[from] Arc<StoreError>),
+    /// Its ranks have changed, or the controller stops.
+    #[error("the round of job {job:?} has ended before all its ranks had called: call again")]
+    RoundEnded { job: String },
+    #[error("rank {rank} of job {job:?} has called again: its last call gets the answer")]
+    CalledAgain { job: String, rank: u16 },
+    #[error(
+        "group {group:?} could take {bytes} bytes in the store, and etcd takes {most} in an entry: fewer members or lanes, or a store on a file"
+    )]
+    TooLarge {
+        group: String,
+        bytes: usize,
+        most: usize,
+    },
     #[error("the controller is stopping")]
     Stopping,
 }
@@ -241,6 +254,9 @@ impl Refusal {
                 StoreError::NotLeading { .. } | StoreError::Closed { .. } => (Code::Unavailable, ""),
                 _ => (Code::Internal, ""),
             },
+            Self::RoundEnded { .. } => (Code::Unavailable, "round"),
+            Self::CalledAgain { .. } => (Code::Aborted, "rank"),
+            Self::TooLarge { .. } => (Code::ResourceExhausted, "size"),
             Self::Stopping => (Code::Unavailable, ""),
         }
     }

@@ -46,24 +46,25 @@ pub use crate::check::{ConfigFault, ConfigFaults};
 pub use crate::config::{
     Checkpoint, Checkpoints, Config, DEFAULT_LISTEN, DEFAULT_MCST_POOL, SwitchConfig, Timeouts,
 };
-use crate::shell::shared::Shared;
-use crate::state::core::Core;
-use crate::shell::election::Present;
 pub use crate::error::StartError;
-use crate::state::fabric::{Fabric, Facts};
+use crate::shell::election::Present;
 use crate::shell::front::Front;
 use crate::shell::health::Probe;
+use crate::shell::shared::Shared;
+use crate::shell::{tasks, write};
+use crate::state::change::Postponed;
+use crate::state::core::Core;
+use crate::state::fabric::{Fabric, Facts};
 use crate::state::journal::Journal;
 use crate::state::multicast_routes::MulticastRoutes;
 use crate::state::others::Others;
-use crate::state::change::Postponed;
+use crate::state::table::Groups;
+pub use crate::state::tenants::Tenant;
+pub use crate::state::{kinds, lifecycle, record, written_off};
 use crate::store::etcd::{EtcdConfig, Lead};
 use crate::store::memory::MemoryStore;
 use crate::store::redb::RedbStore;
 use crate::store::{Store, Stored, Table};
-use crate::state::table::Groups;
-pub use crate::state::tenants::Tenant;
-pub use crate::state::{kinds, lifecycle, record, written_off};
 
 /// A running controller. If dropped, it ends at once, as if killed; [`Controller::stop`] waits until it has ended.
 pub struct Controller {
@@ -140,7 +141,7 @@ impl Controller {
                     (self.front.clone(), self.present.clone()),
                     CancellationToken::new(),
                 );
-                let election = election::run(config, etcd.clone(), address, to, stop.clone());
+                let election = crate::shell::election::run(config, etcd.clone(), address, to, stop.clone());
                 self.election = Some((stop, tokio::spawn(election)));
                 return Ok(());
             }
@@ -181,8 +182,13 @@ impl Controller {
             ("store", config.store == now.store && config.etcd == now.etcd),
         ];
         match kept.into_iter().find(|(_, same)| !same) {
-            Some((what, _)) => Err(StartError::Kept(what)),
-            None => check_roles(&config.listen, &config.roles).map_err(StartError::from),
+            Some((what, _)) => return Err(StartError::Kept(what)),
+            None => check_roles(&config.listen, &config.roles)?,
+        }
+        // It is closed and opened again.
+        match &config.store {
+            Some(path) if config.etcd.is_none() => RedbStore::check_there(path).map_err(StartError::from),
+            _ => Ok(()),
         }
     }
 
@@ -232,7 +238,7 @@ async fn listen(config: &Config, front: &Front) -> Result<(Server, Arc<Access>),
         })
     });
     let access = Arc::new(Access::new(config.roles.clone(), audit.transpose()?));
-    let service = guard(&access, access::right, front.clone());
+    let service = guard(&access, crate::state::access::right, front.clone());
     let log = guard(&access, process::right, process::server());
     let routes = Routes::new(service).add_service(log);
     let server = serve(&config.listen, &config.security, &access, routes).await?;
@@ -247,7 +253,7 @@ async fn begin(
     lead: Option<Arc<Lead>>,
 ) -> Result<Arc<Shared>, StartError> {
     let config = Arc::new(config);
-    let owner = format!("controller-{:016x}", requests::draw());
+    let owner = format!("controller-{:016x}", crate::state::requests::draw());
     let stored = Stored::load(&*store, &owner, lead.is_none(), config.init).await?;
     let staged = Arc::new(Notify::new());
     let probe = Probe::new(&stored.versions);
@@ -301,13 +307,13 @@ async fn begin(
     };
     let shared = Arc::new(Shared::new(config, &term, lead, core, staged));
     // It ends by itself, after the last write.
-    shared.tasks.spawn(journal::write(shared.clone(), store, probe));
+    shared.tasks.spawn(write::write(shared.clone(), store, probe));
     tracing::info!(%address, owner = shared.owner, epoch = term.epoch, "controller serves");
     for link in shared.links.values() {
         shared.spawn(link.clone().run(shared.clone()));
     }
-    shared.spawn(broken_links::watch(shared.clone()));
-    shared.spawn(multicast_routes::watch(shared.clone()));
+    shared.spawn(tasks::watch_links(shared.clone()));
+    shared.spawn(tasks::watch_relays(shared.clone()));
     {
         let mut core = shared.lock();
         core.forget_other_switches();
@@ -319,6 +325,7 @@ async fn begin(
             if let Some(refinement) = plan.as_ref().and_then(|plan| plan.refinement.as_ref()) {
                 core.multicast_routes.keep(&name, refinement);
             }
+            core.arm(&name);
             core.lease_absent(&name);
             core.run_leases(&name);
             core.drive(&name);

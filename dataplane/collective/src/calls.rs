@@ -161,6 +161,14 @@ impl Collective {
         }
     }
 
+    /// The first position from `g` on for which `endpoint` has this role, or the end.
+    pub(super) fn settle(&self, endpoint: EndpointId, role: Role, mut g: u64) -> u64 {
+        while g < self.end() && !self.involves(endpoint, role, g) {
+            g = self.part_end(g);
+        }
+        g
+    }
+
     /// The end of the part of `g`: the control message alone, or all data of a block.
     pub(super) fn part_end(&self, g: u64) -> u64 {
         if g == self.start {
@@ -412,14 +420,18 @@ impl Calls {
         (0..self.count).map(|i| (self.first.wrapping_add(i), &self.ring[self.index(i)]))
     }
 
+    /// The collective in flight of `g`, and those behind it.
+    pub(super) fn from(&self, g: u64) -> impl Iterator<Item = &Collective> {
+        let nth = self.nth_of(g).unwrap_or(self.count);
+        (nth..self.count).map(|nth| self.nth(nth))
+    }
+
     /// The first position from `g` on for which `endpoint` has this role.
     pub(super) fn settle(&self, endpoint: EndpointId, role: Role, g: u64) -> u64 {
-        let Some(index) = self.find(g) else { return g };
-        let (call, mut g) = (&self.ring[index], g);
-        while g < call.end() && !call.involves(endpoint, role, g) {
-            g = call.part_end(g);
+        match self.find(g) {
+            Some(index) => self.ring[index].settle(endpoint, role, g),
+            None => g,
         }
-        g
     }
 
     fn index(&self, nth: u32) -> usize {

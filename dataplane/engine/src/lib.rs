@@ -86,3 +86,4 @@ pub use port_set::PortSet;
 pub use tables::fdb::FdbEntry;
 pub use tables::published::{Members, Owners, Tables};
 pub use tables::route::{Flow, Hop};
+pub use tables::source_guard::SourceGuard;

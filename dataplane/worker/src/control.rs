@@ -9,7 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use castnet_engine::{
-    Context, GroupKey, InstallError as Refused, Members, Owners, PortInfo, PortSet, Tables, port_count,
+    Context, GroupKey, InstallError as Refused, Members, Owners, PortInfo, PortSet, SourceGuard, Tables,
+    port_count,
 };
 use castnet_pfc::PfcShared;
 use castnet_port::{PortLink, Waker};
@@ -540,6 +541,15 @@ impl SharedControl {
             self.publish_and_wait(&mut state)?;
         }
         Ok((added, removed))
+    }
+
+    pub(crate) fn set_source_guard(&self, guard: SourceGuard) -> Result<(), Stopped> {
+        let mut state = self.state.lock();
+        if *state.tables.guard != guard {
+            state.tables.guard = Arc::new(guard);
+            self.publish_and_wait(&mut state)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn remove_route(&self, prefix: Ipv4Net) -> Result<bool, Stopped> {

@@ -1,5 +1,6 @@
 //! [`Dataplane`]: the API that starts, controls, reads and stops the workers of one switch.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread::{self, JoinHandle};
@@ -7,8 +8,8 @@ use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use castnet_engine::{
-    Captured, Context, DryRun, FdbEntry, FrameFilter, GroupKey, Neighbour, RegistrationFrame, TAPS_MAX,
-    Tables, Trace,
+    Captured, Context, DryRun, FdbEntry, FrameFilter, GroupKey, Neighbour, RegistrationFrame, SourceGuard,
+    TAPS_MAX, Tables, Trace,
 };
 use castnet_pfc::PfcShared;
 use castnet_port::{Memory, OpenError, Pool, Steered};
@@ -333,6 +334,15 @@ impl Dataplane {
         routes: Vec<Route>,
     ) -> Result<(usize, usize), RouteError> {
         self.shared.set_routes_within(scope, routes)
+    }
+
+    /// From now on frames that come in by the ports of these hosts have no source within `prefixes` but the host itself.
+    pub fn set_source_guard(
+        &self,
+        hosts: impl IntoIterator<Item = (PortId, Ipv4Addr)>,
+        prefixes: &[Ipv4Net],
+    ) -> Result<(), Stopped> {
+        self.shared.set_source_guard(SourceGuard::new(hosts, prefixes))
     }
 
     /// Removes the route with this prefix. Returns false if there is none.

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::{File, TryLockError};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use castnet_console::exit::{Failure, Outcome};
@@ -11,6 +11,10 @@ use castnet_console::files::{self, Place, place};
 use castnet_console::output::{Output, Page, Report, remark};
 use castnet_member::StreamHeader;
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
+
+/// What the name of a file ends in until it is complete. A file of this name is one that a process has left, and is used again.
+const PART: &str = ".castnet-part";
 
 /// A file, a folder, a device, a pipe, or `-` for stdout.
 #[derive(Clone, Debug)]
@@ -86,7 +90,7 @@ impl Target {
             }
         };
         let mut part = path.as_os_str().to_owned();
-        part.push(".part");
+        part.push(PART);
         let part = PathBuf::from(part);
         let file = open_part(&part).map_err(|error| named(&part, error))?;
         let kept = file.try_clone()?;
@@ -103,6 +107,8 @@ impl Target {
 fn open_part(part: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
+    // A link there is of somebody else.
+    options.custom_flags(OFlag::O_NOFOLLOW.bits());
     loop {
         let file = options.open(part)?;
         match file.try_lock() {
@@ -215,7 +221,11 @@ mod tests {
         assert!(target.open(&header("x")).is_err(), "another one writes on");
         drop(sink);
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
-        std::fs::write(folder.path().join("out.bin.part"), "left by one that was killed").expect("written");
+        std::fs::write(
+            folder.path().join("out.bin.castnet-part"),
+            "left by one that was killed",
+        )
+        .expect("written");
         let mut sink = target.open(&header("x")).expect("a place");
         sink.write_all(b"whole").expect("written");
         assert_eq!(sink.keep().expect("kept"), Some(folder.path().join("out.bin")));
@@ -271,7 +281,10 @@ mod tests {
     #[test]
     fn an_error_of_writing_names_the_file() {
         let sink = Sink {
-            part: Some((PathBuf::from("/nowhere/out.part"), PathBuf::from("/nowhere/out"))),
+            part: Some((
+                PathBuf::from("/nowhere/out.castnet-part"),
+                PathBuf::from("/nowhere/out"),
+            )),
             kept: None,
             out: Box::new(
                 File::options()

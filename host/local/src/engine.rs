@@ -16,7 +16,7 @@ use castnet_wire::Nanos;
 use crate::layout::Layout;
 use crate::network::Network;
 use crate::plan::{Plan, Step};
-use crate::segment::{CALL_WORDS, Counter, DEPTH, Segment};
+use crate::segment::{CALL_WORDS, Counter, DEPTH, FAILURE_STEP, Segment};
 
 /// A piece up to this is reduced by the leader alone: that saves waiting for the other ranks.
 const LEADER_ALONE: usize = 8 << 10;
@@ -28,7 +28,7 @@ const SHARE_ALIGN: usize = 64;
 const NETWORK_SLEEP: Duration = Duration::from_micros(50);
 const SLEEP_MAX: Duration = Duration::from_millis(5);
 /// How often a rank that waits looks whether the others are alive, and at its own time-out.
-const CHECK_INTERVAL: Duration = Duration::from_millis(10);
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Input and output of a call, in bytes.
 pub(crate) enum Memory<'a> {
@@ -75,14 +75,15 @@ impl Trouble {
         Self::Gone,
     ];
 
-    /// With the rank of the host that it happened to.
-    fn word(self, rank: usize) -> u64 {
-        (self as u64 + 1) << 16 | rank as u64
+    /// With the rank of the host that it happened to, and the first step of its call.
+    fn word(self, rank: usize, first: u64) -> u64 {
+        first << FAILURE_STEP | (self as u64 + 1) << 16 | rank as u64
     }
 
-    fn from_word(word: u64) -> Option<(Self, usize)> {
-        let code = usize::try_from(word >> 16).ok()?.checked_sub(1)?;
-        Some((*Self::ALL.get(code)?, (word & 0xffff) as usize))
+    fn from_word(word: u64) -> Option<(Self, usize, u64)> {
+        let code = (word >> 16 & 0xff) as usize;
+        let trouble = *Self::ALL.get(code.checked_sub(1)?)?;
+        Some((trouble, (word & 0xffff) as usize, word >> FAILURE_STEP))
     }
 }
 
@@ -184,7 +185,8 @@ impl Engine {
         };
         run.run(&mut memory, world).map_err(|(trouble, who, error)| {
             // The other ranks of the host get it before this one waits for its collectives that run.
-            run.engine.segment.fail(trouble.word(who));
+            let first = run.engine.first;
+            run.engine.segment.fail(trouble.word(who, first));
             error
         })
     }
@@ -499,7 +501,10 @@ impl<T: Element, N: Network> Run<'_, T, N> {
     /// Fails if the call cannot end: another rank has reported that, or has ended, or this one has waited for too long.
     fn check(&self, stages: &Stages) -> End {
         let (segment, own) = (&self.engine.segment, self.engine.own);
-        if let Some((trouble, who)) = Trouble::from_word(segment.failure()) {
+        // A rank that fails in a later call has ended this one: what it owes to the others is there.
+        if let Some((trouble, who, first)) = Trouble::from_word(segment.failure())
+            && first <= self.engine.first
+        {
             return Err((trouble, who, self.reported(trouble, who)));
         }
         let ranks = segment.shape().ranks;

@@ -31,6 +31,8 @@ pub(crate) const RANKS_MAX: usize = 256;
 const NONCE_AT: usize = 0;
 const SHAPE_AT: usize = 8;
 const FAILURE_AT: usize = 16;
+/// The bit of a failure from which on it has the first step of the call that failed.
+pub(crate) const FAILURE_STEP: u32 = 24;
 const EVENT_AT: usize = 64;
 const SLEEPERS_AT: usize = 128;
 /// The lines of the ranks begin here.
@@ -262,15 +264,18 @@ impl Segment {
         debug_assert!(is_inside);
     }
 
-    /// The first failure that a rank has reported; 0: none.
+    /// The failure of the earliest call that ranks have reported; 0: none.
     pub(crate) fn failure(&self) -> u64 {
         self.long(FAILURE_AT).load(Ordering::Acquire)
     }
 
-    /// Reports a failure to all ranks, if it is the first one.
+    /// Reports a failure to all ranks. That of the earliest call counts, and the first one of a call.
     pub(crate) fn fail(&self, failure: u64) {
-        let first = self.long(FAILURE_AT);
-        let _ = first.compare_exchange(0, failure, Ordering::AcqRel, Ordering::Acquire);
+        let is_earlier = |known: u64| known == 0 || failure >> FAILURE_STEP < known >> FAILURE_STEP;
+        let earliest = |known| is_earlier(known).then_some(failure);
+        let _ = self
+            .long(FAILURE_AT)
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, earliest);
         self.notify();
     }
 
@@ -335,6 +340,13 @@ mod tests {
         other.fail(11);
         leader.fail(12);
         assert_eq!(leader.failure(), 11);
+        let at = |step: u64| step << FAILURE_STEP | 7;
+        let (_leader, key) = Segment::create(SHAPE, None).expect("a segment");
+        let other = Segment::open(key, SHAPE, 1).expect("the same");
+        for (step, earliest) in [(5, 5), (6, 5), (4, 4), (4, 4)] {
+            other.fail(at(step));
+            assert_eq!(other.failure(), at(earliest));
+        }
     }
 
     #[test]

@@ -116,7 +116,7 @@ fn what_is_left_open_stays_open_and_the_lease_has_a_default() {
 #[test]
 fn each_bad_join_names_its_field() {
     type Spoil = fn(&mut v1::InitGroupRequest);
-    let cases: [(&str, Spoil); 15] = [
+    let cases: [(&str, Spoil); 17] = [
         ("job", |m| m.job = "no blanks".into()),
         ("rank", |m| m.rank = 4),
         ("size", |m| m.size = 0),
@@ -149,6 +149,27 @@ fn each_bad_join_names_its_field() {
         ("settings.mode", |m| {
             m.settings = Some(v1::CollectiveSettings {
                 mode: 4,
+                ..Default::default()
+            });
+        }),
+        // Operators alone give modes.
+        ("settings.modes", |m| {
+            let switch = v1::SwitchMode {
+                switch: "leaf1".into(),
+                mode: 1,
+            };
+            m.settings = Some(v1::CollectiveSettings {
+                modes: vec![switch],
+                ..Default::default()
+            });
+        }),
+        ("settings.modes[0].switch", |m| {
+            let switch = v1::SwitchMode {
+                switch: "no\u{1}name".into(),
+                mode: 1,
+            };
+            m.settings = Some(v1::CollectiveSettings {
+                modes: vec![switch],
                 ..Default::default()
             });
         }),

@@ -169,6 +169,10 @@ pub fn rank_join_from_proto(message: &v1::InitGroupRequest) -> Result<RankJoin, 
     let endpoint = ends.next();
     let sq_psn = r.take("sq_psn", psn(message.sq_psn));
     let settings = settings(message.settings.as_ref(), &mut r);
+    if !settings.modes.is_empty() {
+        let why = "modes of switches: an operator gives them, who creates the group";
+        r.fault("settings.modes", out_of_range(settings.modes.len(), why));
+    }
     r.take("job", laned_name(&message.job, settings.lanes));
     check_secret(&message.secret, &mut r);
     let lease = wait("lease_ms", message.lease_ms, DEFAULT_LEASE_MS, &mut r);
@@ -294,6 +298,7 @@ fn modes(given: &[v1::SwitchMode], r: &mut Reader) -> BTreeMap<String, Collectiv
         return modes;
     }
     for (i, v1::SwitchMode { switch, mode: given }) in given.iter().enumerate() {
+        r.take(format!("modes[{i}].switch"), name(switch));
         let field = format!("modes[{i}].mode");
         modes.extend(
             r.take(&field, mode(*given))

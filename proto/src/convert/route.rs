@@ -1,4 +1,5 @@
 use core::net::Ipv4Addr;
+use std::collections::BTreeMap;
 
 use castnet_rules::{Fault, FaultKind, Ipv4Net, Route, RouteHop, check_routes, is_replicable};
 use castnet_wire::{MacAddr, PortId};
@@ -36,6 +37,30 @@ pub fn multicast_routes_from_proto(
         }
     }
     r.finish(Some((scope, routes)))
+}
+
+/// Reads the ports, each with the address of its host, and the prefixes of a [`v1::SetSourceGuardRequest`]. Reports every fault.
+pub fn source_guard_from_proto(
+    message: &v1::SetSourceGuardRequest,
+) -> Result<(BTreeMap<PortId, Ipv4Addr>, Vec<Ipv4Net>), Invalid> {
+    let mut r = Reader::default();
+    let ports = message.ports.iter().enumerate().map(|(i, host)| {
+        let port = r.read(
+            format_args!("ports[{i}].port"),
+            port(host.port),
+            PortId::default(),
+        );
+        let own = r.read(format_args!("ports[{i}].ip"), ip(&host.ip), Ipv4Addr::UNSPECIFIED);
+        (port, own)
+    });
+    let ports = ports.collect();
+    let prefixes = message
+        .prefixes
+        .iter()
+        .enumerate()
+        .map(|(i, text)| r.read(format_args!("prefixes[{i}]"), prefix(text), Ipv4Net::default()));
+    let prefixes = prefixes.collect();
+    r.finish(Some((ports, prefixes)))
 }
 
 /// Reads one route. Reports every fault, with fields such as `route.next_hops[0].mac`.

@@ -1,3 +1,4 @@
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::IpAddr;
@@ -229,15 +230,15 @@ struct Handshakes {
 }
 
 impl Handshakes {
-    /// Who begins many handshakes and ends none must not keep others out: where there are too many, the oldest one ends of the address
-    /// that has most.
+    /// Who begins many handshakes and ends none must not keep others out: where there are too many, the oldest one ends of the addresses
+    /// that have most.
     fn begin(&mut self, address: IpAddr, spawn: impl FnOnce(u64) -> AbortHandle) {
         let own = self.by_address.get(&address).map_or(0, VecDeque::len);
         let all: usize = self.by_address.values().map(VecDeque::len).sum();
         let most = || {
             self.by_address
                 .iter()
-                .max_by_key(|(_, of)| of.len())
+                .max_by_key(|(_, of)| (of.len(), Reverse(of.front().map(|(number, _)| *number))))
                 .map(|(of, _)| *of)
         };
         let gives_way = match own >= HANDSHAKES_OF_ADDRESS_MAX {

@@ -119,7 +119,7 @@ pub fn part(out: &Path) -> Option<PathBuf> {
     let files = std::fs::read_dir(out.parent()?).ok()?.flatten();
     let is_part = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str());
-        name.is_some_and(|name| name.starts_with(&begin) && name.ends_with(".part"))
+        name.is_some_and(|name| name.starts_with(&begin) && name.ends_with(".castnet-part"))
     };
     files.map(|file| file.path()).find(is_part)
 }

@@ -6,7 +6,7 @@ use castnet_console::output::{Done, Output};
 use castnet_proto::transport::ControllerClient;
 use serde::Serialize;
 
-use super::{last_word, refused};
+use super::{last_word, refused, still_pending};
 
 #[derive(Debug, Serialize)]
 struct Added {
@@ -79,6 +79,7 @@ pub(super) async fn evict(
             pending_switches.join(", ")
         ),
     };
+    let pending = still_pending(&pending_switches);
     output.show(&Done {
         sentence: format!("{member} is put out of group {group}{later}"),
         facts: Evicted {
@@ -86,5 +87,6 @@ pub(super) async fn evict(
             member,
             pending_switches,
         },
-    })
+    })?;
+    pending
 }

@@ -278,3 +278,16 @@ fn a_created_group_names_the_hosts_that_no_switch_has_seen() {
         }
     }
 }
+
+/// Who goes on as if it were done everywhere learns by the exit code that it is not.
+#[test]
+fn a_switch_that_is_still_to_do_it_is_an_exit_code() {
+    assert!(super::still_pending(&[]).is_ok());
+    let switches = ["leaf1", "leaf2"].map(String::from);
+    let failure = super::still_pending(&switches).expect_err("two are pending");
+    assert_eq!(failure.code(), 4);
+    assert!(
+        failure.what.starts_with("leaf1, leaf2 cannot be reached"),
+        "{failure}"
+    );
+}

@@ -182,11 +182,14 @@ fn a_store_is_checked_exported_and_imported() {
         (&other, &[], 3, "has 1 group(s) and 0 host(s) already"),
         (&other, &["--force"], 0, "has 1 group(s)"),
     ] {
+        let before = std::fs::read(file).unwrap_or_default();
         let (code, out, err) = run(&[&["store", "import", file, &backup], flags].concat());
         assert!(
             code == expected && [out, err.clone()].concat().contains(word),
             "{err}"
         );
+        let after = std::fs::read(file).expect("a store");
+        assert!(expected == 0 || after == before, "a refusal writes nothing");
     }
     assert_eq!(run(&["store", "export", &other]).1, document);
     let controller = Service::start(&[&args[..], &[&other]].concat());

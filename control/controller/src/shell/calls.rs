@@ -89,7 +89,9 @@ impl Drop for Attendance {
     fn drop(&mut self) {
         // If the controller stops, the client has not gone.
         if !self.shared.stopped.is_cancelled() {
-            let Seated { group, rank, call, .. } = &self.seated;
+            let Seated {
+                group, rank, call, ..
+            } = &self.seated;
             self.shared.lock().away(group, *rank, *call);
         }
     }

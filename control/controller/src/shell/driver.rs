@@ -8,10 +8,10 @@ use std::sync::Arc;
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::Checkpoint;
+use crate::shell::link::SwitchError;
 use crate::shell::shared::Shared;
 use crate::state::core::Core;
 use crate::state::lifecycle::{After, Event, Failure, Phase};
-use crate::shell::link::SwitchError;
 use crate::state::planning::{self, Layout, NoPlan};
 use crate::state::record::{Ending, Plan, Record};
 use crate::state::table::Entry;

@@ -9,9 +9,9 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
-use crate::shell::shared::Shared;
 use crate::error::StartError;
 use crate::shell::front::Front;
+use crate::shell::shared::Shared;
 use crate::store::etcd::{Campaign, Candidate, EtcdConfig};
 
 /// Pause between attempts to lead.

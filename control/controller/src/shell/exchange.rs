@@ -13,10 +13,10 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
+use crate::error::Refusal;
+use crate::state::access::check_size;
 use crate::state::kinds::collective::record::RankRecord;
 use crate::state::kinds::collective::secret::Secret;
-use crate::state::access::check_size;
-use crate::error::Refusal;
 
 /// Maximum bytes of all blobs, each counted once.
 const BYTES_MAX: usize = 256 << 20;
@@ -24,10 +24,17 @@ const BYTES_MAX: usize = 256 << 20;
 const BYTES_OF_HOST_MAX: usize = 128 << 20;
 /// What a call takes beside its blob.
 const CALL_BYTES: usize = 1024;
-type Blobs = Arc<Vec<Vec<u8>>>;
 /// Name of the job or the group, between whom it is, and number of the round.
 type Key = (String, ExchangeAmong, u64);
-type Done = watch::Receiver<Option<Blobs>>;
+type Done = watch::Receiver<Option<Arc<Complete>>>;
+
+/// A complete round, in the order of the ranks.
+#[derive(Debug)]
+struct Complete {
+    blobs: Vec<Vec<u8>>,
+    /// The calls that gave them.
+    calls: Vec<u64>,
+}
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Exchanges(Arc<Mutex<Open>>);
@@ -48,7 +55,7 @@ struct Round {
     secret: Secret,
     /// By rank.
     blobs: BTreeMap<u16, Blob>,
-    done: watch::Sender<Option<Blobs>>,
+    done: watch::Sender<Option<Arc<Complete>>>,
 }
 
 #[derive(Debug)]
@@ -123,8 +130,8 @@ impl Exchanges {
         let (part, mut done) = self.put(call, caller)?;
         let exchanges = self.clone();
         Ok(async move {
-            let blobs = match timeout_at(deadline, done.wait_for(Option::is_some)).await {
-                Ok(Ok(blobs)) => blobs.clone(),
+            let complete = match timeout_at(deadline, done.wait_for(Option::is_some)).await {
+                Ok(Ok(complete)) => complete.clone(),
                 // The sender is dropped with the complete round, with its last part, which is this one, or with a stranger's part.
                 Ok(Err(_)) => None,
                 Err(_) => {
@@ -138,7 +145,17 @@ impl Exchanges {
                     });
                 }
             };
-            let blobs = blobs.ok_or(Refusal::Stopping)?.as_ref().clone();
+            let Some(complete) = complete else {
+                return Err(Refusal::RoundEnded {
+                    job: part.key.0.clone(),
+                });
+            };
+            // Each blob goes to each rank once: that is what is counted.
+            if complete.calls.get(usize::from(part.rank)) != Some(&part.call) {
+                let (job, rank) = (part.key.0.clone(), part.rank);
+                return Err(Refusal::CalledAgain { job, rank });
+            }
+            let blobs = complete.blobs.clone();
             Ok((v1::ExchangeResponse { blobs }, part))
         })
     }
@@ -186,8 +203,11 @@ impl Exchanges {
         round.blobs.insert(call.rank, blob);
         let is_complete = round.blobs.len() == usize::from(round.size);
         if is_complete && let Some(complete) = open.rounds.remove(&key) {
-            let blobs = complete.blobs.into_values().map(|blob| blob.bytes).collect();
-            complete.done.send_replace(Some(Arc::new(blobs)));
+            let given = complete.blobs.into_values().map(|blob| (blob.bytes, blob.call));
+            let (blobs, calls) = given.unzip();
+            complete
+                .done
+                .send_replace(Some(Arc::new(Complete { blobs, calls })));
         }
         let part = Part {
             exchanges: self.clone(),
@@ -249,8 +269,8 @@ mod tests {
 
     use castnet_proto::transport::Peer;
 
-    use crate::state::kinds::collective::record::{Collective, Settings};
     use super::*;
+    use crate::state::kinds::collective::record::{Collective, Settings};
 
     fn caller(name: Option<&str>) -> Arc<Caller> {
         let peer = Arc::new(Peer {
@@ -297,6 +317,26 @@ mod tests {
         drop(parts);
         let open = exchanges.0.lock();
         assert_eq!((open.bytes, open.by_host.len(), open.rounds.len()), (0, 0, 0));
+    }
+
+    /// The answer to a rank is counted once.
+    #[tokio::test]
+    async fn of_several_calls_of_a_rank_the_last_gets_the_answer() {
+        let exchanges = Exchanges::default();
+        let ask = |rank, blob: &[u8]| {
+            exchanges
+                .exchange(call(rank, 2, 0, blob), caller(Some("h9")))
+                .unwrap()
+        };
+        let (old, new) = (ask(0, b"old"), ask(0, b"new"));
+        let (answer, _part) = ask(1, b"b").await.unwrap();
+        assert_eq!(answer.blobs, [b"new".to_vec(), b"b".to_vec()]);
+        let refused = old.await.map(drop).unwrap_err();
+        assert!(
+            matches!(&refused, Refusal::CalledAgain { rank: 0, .. }),
+            "{refused}"
+        );
+        assert_eq!(new.await.unwrap().0, answer);
     }
 
     /// A client that does not read its answers cannot fill the memory with them.

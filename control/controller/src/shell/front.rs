@@ -14,9 +14,9 @@ use tonic::codegen::{BoxFuture, Service as Answers, http};
 use tonic::server::NamedService;
 use tonic::{Response, Status};
 
-use crate::shell::shared::Shared;
 use crate::error::Refusal;
 use crate::shell::service::Service;
+use crate::shell::shared::Shared;
 
 #[derive(Clone)]
 pub(crate) struct Front(Arc<RwLock<State>>);

@@ -17,9 +17,9 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use crate::config::SwitchConfig;
+use crate::error::Refusal;
 use crate::shell::shared::Shared;
 use crate::state::core::Core;
-use crate::error::Refusal;
 use crate::state::fabric::{NeighbourReport, PortReport, Reach, SwitchReport, Who};
 use crate::state::lifecycle::{Cause, Failure};
 

@@ -219,3 +219,46 @@ impl Shared {
         self.find(changed, rests).await?.unwrap_or_else(gone)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_caller_who_wants_many_plans_waits_with_one_among_the_others() {
+        let (turns, order) = (Arc::new(Turns::default()), Arc::new(Mutex::new(Vec::new())));
+        let first = turns.take("many").await.unwrap();
+        let mut waiting = tokio::task::JoinSet::new();
+        for caller in ["many", "many", "many", "one"] {
+            let (turns, order) = (turns.clone(), order.clone());
+            waiting.spawn(async move {
+                let _turn = turns.take(caller).await.unwrap();
+                order.lock().push(caller);
+            });
+            tokio::task::yield_now().await;
+        }
+        assert!(order.lock().is_empty());
+        drop(first);
+        waiting.join_all().await;
+        assert_eq!(*order.lock(), ["one", "many", "many", "many"]);
+        drop(turns.take("another").await.unwrap());
+        assert_eq!(turns.callers.lock().len(), 1, "those who have left are forgotten");
+    }
+
+    #[tokio::test]
+    async fn a_caller_waits_with_so_many_plans_and_no_more() {
+        let turns = Arc::new(Turns::default());
+        let first = turns.take("many").await.unwrap();
+        let mut waiting = tokio::task::JoinSet::new();
+        for _ in 1..PLANS_OF_CALLER_MAX {
+            let turns = turns.clone();
+            waiting.spawn(async move { turns.take("many").await.map(drop) });
+            tokio::task::yield_now().await;
+        }
+        let refused = turns.take("many").await.map(drop).unwrap_err().to_string();
+        assert!(refused.contains("8 plans"), "{refused}");
+        drop(first);
+        assert!(waiting.join_all().await.iter().all(Result::is_ok));
+        assert!(turns.take("many").await.is_ok());
+    }
+}

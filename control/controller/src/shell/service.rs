@@ -15,18 +15,19 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 
-use crate::shell::shared::{Locked, Shared};
-use crate::state::core::Core;
 use crate::error::Refusal;
-use crate::state::foresee::Wanted;
+use crate::shell::calls::StandingCall;
 use crate::shell::front::held;
+use crate::shell::link::{GROUPS_TOGETHER, Link};
+use crate::shell::shared::{Locked, Shared};
+use crate::shell::watch::Watcher;
+use crate::state::core::Core;
+use crate::state::foresee::Wanted;
 use crate::state::kinds::multicast::record::Received;
 use crate::state::kinds::multicast::requests::HowToJoin;
-use crate::shell::link::{GROUPS_TOGETHER, Link};
-use crate::state::requests::{Seen, StandingCall};
+use crate::state::requests::Seen;
 use crate::state::table::Entry;
 use crate::state::view;
-use crate::shell::watch::Watcher;
 
 /// Events that wait for a slow client. Of states, only the last counts.
 const EVENTS_DEPTH: usize = 64;
@@ -468,12 +469,12 @@ impl Controller for Service {
         let caller = Caller::of(&request)?;
         let call = exchange_from_proto(request.into_inner())?;
         caller.concerns(format!("{} rank {}", call.job, call.rank));
-        let answer = {
-            // Nobody takes the place between the check and the blob.
-            let core = self.shared.lock();
+        // Nobody takes the place between the check and the blob.
+        let exchange = |core: &mut Locked<'_>| {
             core.check_exchange(&caller, &call)?;
-            self.shared.exchanges.exchange(call, caller)?
+            core.shared.exchanges.exchange(call, caller.clone())
         };
+        let answer = self.stored(exchange).await?;
         let (answer, part) = answer.await?;
         Ok(held(answer, part))
     }

@@ -230,8 +230,10 @@ impl Shared {
     pub(crate) fn carry_out(self: &Arc<Self>, core: &Core, effect: Effect) {
         let shared = self.clone();
         match effect {
-            Effect::Publish(event) => self.release(event),
-            Effect::FabricChanged => drop(self.fabric.send_replace(())),
+            Effect::Publish(event) => self.release(*event),
+            Effect::FabricChanged => {
+                self.fabric.send_replace(());
+            }
             Effect::Staged => self.staged.notify_one(),
             Effect::Drive(group) => self.spawn(driver::drive(shared, group)),
             Effect::Update { group, leaves_first } => {

@@ -13,9 +13,9 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc::Sender;
 use tonic::Status;
 
+use crate::shell::link::GROUPS_TOGETHER;
 use crate::shell::shared::Shared;
 use crate::state::core::Core;
-use crate::shell::link::GROUPS_TOGETHER;
 use crate::state::shown;
 
 pub(crate) struct Watcher {

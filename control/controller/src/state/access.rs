@@ -5,8 +5,8 @@ use castnet_proto::convert::ExchangeCall;
 use castnet_proto::v1::{self, ExchangeAmong};
 use castnet_rules::HostEndpoint;
 
-use crate::state::core::Core;
 use crate::error::Refusal;
+use crate::state::core::Core;
 use crate::state::kinds::collective::record::Collective;
 use crate::state::kinds::collective::secret::Secret;
 use crate::state::table::Entry;
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn each_method_needs_a_right() {
         let methods =
-            castnet_proto::access::methods(include_str!("../../../proto/castnet/v1/controller.proto"));
+            castnet_proto::access::methods(include_str!("../../../../proto/castnet/v1/controller.proto"));
         assert!(methods.contains(&"CreateGroup"), "{methods:?}");
         for method in methods {
             assert!(right(method).is_some(), "{method} has no row");
@@ -183,8 +183,8 @@ mod tests {
 
     #[test]
     fn the_document_says_who_may_call_what() {
-        let document = include_str!("../../../docs/security.md");
-        let proto = include_str!("../../../proto/castnet/v1/controller.proto");
+        let document = include_str!("../../../../docs/security.md");
+        let proto = include_str!("../../../../proto/castnet/v1/controller.proto");
         let faults =
             castnet_proto::access::document_faults(document, "Calls to the controller", proto, right);
         assert_eq!(faults, [""; 0]);

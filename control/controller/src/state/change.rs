@@ -2,21 +2,21 @@
 //! controller before it is stored (see `journal.rs`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::Duration;
 
 use castnet_proto::v1;
 
+use crate::error::Refusal;
 use crate::state::broken_links;
 use crate::state::core::Core;
 use crate::state::detour::Detours;
 use crate::state::effect::{Effect, Work};
-use crate::error::Refusal;
 use crate::state::journal::Undo;
 use crate::state::lifecycle::{Event, Next, Phase};
 use crate::state::multicast_routes;
 use crate::state::record::{Ending, Record};
 use crate::state::shown::Cache;
 use crate::state::table::Entry;
+use crate::store::etcd;
 
 /// Groups whose work is resumed at once: others use the lock in between.
 const RESUMED_TOGETHER: usize = 256;
@@ -33,6 +33,9 @@ impl Core {
         self.journal.check_open()?;
         self.config.assign_tenant(&mut record);
         self.check_quotas(&self.config, &record)?;
+        if self.config.etcd.is_some() {
+            record.check_size(etcd::BYTES_MAX)?;
+        }
         self.journal.stage_added(&record);
         let (name, mcst_id, lanes) = (record.name.clone(), record.mcst_id, record.lanes());
         let group = name.clone();
@@ -111,7 +114,7 @@ impl Core {
             }
         };
         let kind = record.kind.behaviour();
-        let (notice, to) = (kind.notice(), kind.phase_name(phase));
+        let to = kind.phase_name(phase);
         let why = ending.as_ref().map(Ending::words);
         record.phase = phase;
         match event {
@@ -146,11 +149,17 @@ impl Core {
             self.links_changed.groups.insert(name.into());
             self.effects.push(Effect::FabricChanged);
         }
-        self.arm(name, notice);
+        self.arm(name);
         Ok(())
     }
 
-    fn arm(&mut self, name: &str, notice: Duration) {
+    /// What happens to a group after a time in its phase.
+    pub(crate) fn arm(&mut self, name: &str) {
+        let notice = self
+            .groups
+            .get(name)
+            .map(|e| e.record().kind.behaviour().notice());
+        let notice = notice.unwrap_or_default();
         let Some(record) = self.groups.get(name).map(Entry::record) else {
             return;
         };
@@ -238,9 +247,8 @@ impl Core {
         let Some(entry) = self.groups.get(name) else {
             return;
         };
-        let notice = entry.record().kind.behaviour().notice();
         let problems = entry.problems.clone();
-        self.arm(name, notice);
+        self.arm(name);
         self.lease_absent(name);
         self.run_leases(name);
         self.drive(name);

@@ -9,10 +9,11 @@ use castnet_rules::Ipv4Net;
 use castnet_wire::McstId;
 use tokio::time::Instant;
 
-use crate::state::broken_links::Changed;
 use crate::config::Config;
-use crate::state::effect::Effect;
 use crate::error::Refusal;
+use crate::state::broken_links::Changed;
+use crate::state::change::Postponed;
+use crate::state::effect::Effect;
 use crate::state::fabric::{Fabric, Reach};
 use crate::state::journal::Journal;
 use crate::state::kinds::collective::record::Collective;
@@ -21,10 +22,9 @@ use crate::state::lost_switches::Signs;
 use crate::state::multicast_routes::MulticastRoutes;
 use crate::state::others::Others;
 use crate::state::record::Record;
-use crate::state::change::Postponed;
-use crate::store::StoreError;
 use crate::state::table::{Entry, Groups, Usage};
 use crate::state::written_off::AllWrittenOff;
+use crate::store::StoreError;
 
 /// Events that a slow reader may lag behind before it loses some.
 pub(crate) const EVENTS_MAX: usize = 1024;
@@ -137,8 +137,7 @@ impl Core {
             event: Some(event),
         };
         if let Some(event) = self.journal.hold_back(event) {
-            self.effects.push(Effect::Publish(event));
+            self.effects.push(Effect::Publish(Box::new(event)));
         }
     }
 }
-

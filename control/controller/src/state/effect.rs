@@ -12,7 +12,7 @@ pub(crate) type Work = Box<dyn FnOnce(&mut Core) + Send>;
 /// One such demand.
 pub(crate) enum Effect {
     /// All who watch get an event.
-    Publish(v1::ControllerEvent),
+    Publish(Box<v1::ControllerEvent>),
     /// Switches or hosts have something new, for those who wait for it.
     FabricChanged,
     /// There is something to write, or work to resume.
@@ -62,4 +62,3 @@ impl Core {
         self.effects.push(Effect::Update { group, leaves_first });
     }
 }
-

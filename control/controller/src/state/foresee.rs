@@ -11,8 +11,8 @@ use castnet_rules::GroupRule;
 use castnet_topology::{End, Topology};
 use castnet_wire::{McstId, Psn};
 
-use crate::state::core::Core;
 use crate::error::Refusal;
+use crate::state::core::Core;
 use crate::state::fabric::Reach;
 use crate::state::kinds::Kind;
 use crate::state::kinds::collective::record::{Collective, Settings};
@@ -64,7 +64,11 @@ impl Wanted {
     }
 }
 
-pub(crate) fn answer(core: &Core, mut record: Record, layout: Result<Layout, NoPlan>) -> v1::PlanGroupResponse {
+pub(crate) fn answer(
+    core: &Core,
+    mut record: Record,
+    layout: Result<Layout, NoPlan>,
+) -> v1::PlanGroupResponse {
     let mut answer = v1::PlanGroupResponse {
         name: record.name.clone(),
         mcst_id: record.mcst_id.to_string(),
@@ -192,48 +196,5 @@ fn shortage(core: &Core, record: &Record, switch: &str, smallest: Option<&GroupR
     match smallest {
         Some(rule) => Shortage::of(switch, &room, rule).map(|short| short.lack.to_string()),
         None => (room.groups_free == 0).then(|| "takes no more groups".into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_caller_who_wants_many_plans_waits_with_one_among_the_others() {
-        let (turns, order) = (Arc::new(Turns::default()), Arc::new(Mutex::new(Vec::new())));
-        let first = turns.take("many").await.unwrap();
-        let mut waiting = tokio::task::JoinSet::new();
-        for caller in ["many", "many", "many", "one"] {
-            let (turns, order) = (turns.clone(), order.clone());
-            waiting.spawn(async move {
-                let _turn = turns.take(caller).await.unwrap();
-                order.lock().push(caller);
-            });
-            tokio::task::yield_now().await;
-        }
-        assert!(order.lock().is_empty());
-        drop(first);
-        waiting.join_all().await;
-        assert_eq!(*order.lock(), ["one", "many", "many", "many"]);
-        drop(turns.take("another").await.unwrap());
-        assert_eq!(turns.callers.lock().len(), 1, "those who have left are forgotten");
-    }
-
-    #[tokio::test]
-    async fn a_caller_waits_with_so_many_plans_and_no_more() {
-        let turns = Arc::new(Turns::default());
-        let first = turns.take("many").await.unwrap();
-        let mut waiting = tokio::task::JoinSet::new();
-        for _ in 1..PLANS_OF_CALLER_MAX {
-            let turns = turns.clone();
-            waiting.spawn(async move { turns.take("many").await.map(drop) });
-            tokio::task::yield_now().await;
-        }
-        let refused = turns.take("many").await.map(drop).unwrap_err().to_string();
-        assert!(refused.contains("8 plans"), "{refused}");
-        drop(first);
-        assert!(waiting.join_all().await.iter().all(Result::is_ok));
-        assert!(turns.take("many").await.is_ok());
     }
 }

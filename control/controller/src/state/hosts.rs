@@ -3,9 +3,9 @@
 use castnet_rules::HostEndpoint;
 use castnet_wire::MacAddr;
 
+use crate::error::Refusal;
 use crate::state::core::Core;
 use crate::state::effect::Effect;
-use crate::error::Refusal;
 use crate::state::fabric::HostRecord;
 use crate::state::kinds::Party;
 

@@ -12,14 +12,14 @@ use castnet_proto::v1;
 use castnet_wire::McstId;
 use tokio::sync::watch;
 
+use crate::error::Refusal;
 use crate::state::core::{Core, EVENTS_MAX};
 use crate::state::effect::Work;
-use crate::error::Refusal;
 use crate::state::fabric::HostRecord;
 use crate::state::record::Record;
-use crate::store::{self, Entry, Key, StoreError, Table, Version, Write, encode};
 use crate::state::table;
 use crate::state::written_off::WrittenOff;
+use crate::store::{self, Entry, Key, StoreError, Table, Version, Write, encode};
 
 /// The outcome of a batch; `None` while it is being written.
 type Outcome = Option<Result<(), Arc<StoreError>>>;

@@ -94,10 +94,9 @@ pub(crate) fn why_dead(core: &Core, entry: &Entry, switch: &str) -> Option<Strin
         return None;
     };
     let stands_still = || {
-        let now = Instant::now();
         let mut switches = entry.record().plan.as_ref()?.rules.keys();
         switches.find_map(|by| {
-            let stall = waits_for(entry, by, now).filter(|stall| stall.next_hop == switch)?;
+            let stall = waits_for(entry, by, core.now).filter(|stall| stall.next_hop == switch)?;
             Some(format!("switch {by} has waited for it for {:.1?}", stall.waited))
         })
     };

@@ -12,6 +12,7 @@ pub(crate) mod foresee;
 pub(crate) mod hosts;
 pub(crate) mod journal;
 pub mod kinds;
+pub(crate) mod leases;
 pub mod lifecycle;
 pub(crate) mod lost_switches;
 pub(crate) mod multicast_routes;

@@ -144,9 +144,13 @@ impl Core {
                 None => known.groups.iter().map(route).collect(),
                 Some(only) => known.groups.get_key_value(&only).map(route).into_iter().collect(),
             };
-            wanted
-                .scope
-                .extend(only.map(Ipv4Net::from).or(file.group_addresses()));
+            // Where groups may run that are not known, their addresses stay.
+            let all_are_known = self.others.doubt().is_none() && self.set_apart.is_empty();
+            match only.map(Ipv4Net::from) {
+                None if all_are_known => wanted.scope.extend(file.group_addresses()),
+                None => wanted.scope.extend(routes.iter().map(|route| route.prefix)),
+                Some(only) => wanted.scope.push(only),
+            }
             wanted
                 .routes
                 .extend(routes.into_iter().map(|route| (route.prefix, route)));
@@ -185,7 +189,11 @@ impl Core {
     }
 
     /// Moves rules if a relay has failed or works again. Returns the switches whose routes change, and when to look again.
-    pub(crate) fn look_at_relays(&mut self, relays: &Relays, now: Instant) -> (BTreeSet<String>, Option<Instant>) {
+    pub(crate) fn look_at_relays(
+        &mut self,
+        relays: &Relays,
+        now: Instant,
+    ) -> (BTreeSet<String>, Option<Instant>) {
         let faults = relays
             .tors()
             .filter_map(|(tor, splitter)| Some((tor, self.relay_fault(splitter, now)?)));

@@ -8,6 +8,7 @@ use castnet_rules::lane_name;
 use castnet_wire::{Control, MacAddr, McstId, Qpn, RateLimit};
 use serde::{Deserialize, Serialize};
 
+use crate::error::Refusal;
 use crate::state::kinds::Kind;
 use crate::state::kinds::collective::record::Collective;
 use crate::state::kinds::multicast::record::Multicast;
@@ -260,6 +261,24 @@ impl Record {
             .filter(|_| self.placed.contains(switch))
             .map(GroupRule::reserved_bytes);
         u64::from(self.lanes()) * bytes.unwrap_or(0)
+    }
+
+    /// Refuses a group that could take more than `most` bytes as a record when all its members have joined.
+    pub(crate) fn check_size(&self, most: usize) -> Result<(), Refusal> {
+        // With names and addresses as long as they can be, in JSON: a seat, its part of the plan, and each further lane.
+        const NAME: usize = 63;
+        const MEMBER: usize = 500 + 3 * NAME;
+        const LANE: usize = 120 + NAME;
+        let members = self.kind.behaviour().parties().len();
+        let bytes = members * (MEMBER + LANE * self.more_lanes.len());
+        match bytes > most {
+            true => Err(Refusal::TooLarge {
+                group: self.name.clone(),
+                bytes,
+                most,
+            }),
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn after_restart(mut self) -> Self {

@@ -6,11 +6,11 @@ use castnet_rules::HostEndpoint;
 use castnet_wire::{MacAddr, McstId, RateLimit};
 use tokio::sync::watch;
 
-use crate::state::core::Core;
 use crate::error::Refusal;
+use crate::state::core::Core;
 use crate::state::kinds::multicast::evict::Afterwards;
 use crate::state::kinds::{Kind, News};
-use crate::state::lifecycle::{Event, Phase};
+use crate::state::lifecycle::Event;
 use crate::state::planning::{Layout, NoPlan};
 use crate::state::record::Record;
 use crate::state::table::Entry;
@@ -281,4 +281,3 @@ impl Core {
         Ok(changed)
     }
 }
-

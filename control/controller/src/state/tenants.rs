@@ -5,8 +5,8 @@ use castnet_rules::{BitRate, RATE_TEXT, RateLimit};
 use castnet_toml_reader::Value;
 
 use crate::config::Config;
-use crate::state::core::Core;
 use crate::error::Refusal;
+use crate::state::core::Core;
 use crate::state::record::Record;
 
 /// Those who share quotas.

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use castnet_wire::McstId;
 use serde::{Deserialize, Serialize};
 
-use crate::state::core::Core;
 use crate::error::Refusal;
+use crate::state::core::Core;
 use crate::state::lifecycle::{After, Phase};
 
 /// A McstID of a group that was destroyed by force.

@@ -93,6 +93,21 @@ impl RedbStore {
         Ok(Self(Arc::new(file)))
     }
 
+    /// Whether a store that is open could be opened again. One that was moved away would be replaced by an empty one.
+    ///
+    /// # Errors
+    /// The file is not there any more, or cannot be written.
+    pub fn check_there(path: &Path) -> Result<(), StoreError> {
+        let file = File {
+            path: path.into(),
+            state: Mutex::new(State::Closed),
+        };
+        file.attempt(None, || {
+            OpenOptions::new().write(true).open(path)?;
+            Ok(())
+        })
+    }
+
     async fn blocking<T: Send + 'static>(
         &self,
         act: impl FnOnce(&File, &Database, &mut Before) -> Result<T, StoreError> + Send + 'static,

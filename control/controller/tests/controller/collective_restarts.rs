@@ -63,6 +63,30 @@ async fn ranks_that_died_with_the_controller_leave_nothing_behind() {
     assert!(lab.placed().is_empty());
 }
 
+/// Nor does a job that had failed before, while it was still shown.
+#[tokio::test]
+async fn a_failed_job_ends_also_after_a_restart() {
+    let mut lab = Lab::two_tiers().await;
+    lab.config.timeouts.linger = std::time::Duration::from_secs(3600);
+    let (controller, mut client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    all(&mut ranks, Active).await;
+    let evicted = v1::EvictMemberRequest {
+        group: "job".into(),
+        member: "2".into(),
+    };
+    client.evict_member(evicted).await.unwrap();
+    drop(ranks);
+    becomes(&client, "job", |group| {
+        group.state.as_ref().is_some_and(|state| state.phase() == Failed)
+    })
+    .await;
+    controller.stop().await;
+    lab.config.timeouts.linger = std::time::Duration::from_millis(1);
+    let (_controller, client) = lab.start().await;
+    vanishes(&client, "job").await;
+}
+
 /// The leases count from when another controller leads, which takes longer than they last. Ranks that come back are in; of one
 /// that does not, the others learn that it is gone.
 #[tokio::test(flavor = "multi_thread")]

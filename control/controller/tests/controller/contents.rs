@@ -120,6 +120,33 @@ fn change(entries: &mut Entries, table: Table, name: &str, change: impl FnOnce(&
     entry.value = serde_json::to_vec(&value).unwrap();
 }
 
+/// What is JSON and no record would keep the whole document from being imported.
+#[tokio::test]
+async fn an_export_leaves_out_what_is_no_record_and_can_be_imported() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut entries = entries(&folder.path().join("old.redb"));
+    let first = |table: Table| {
+        let of = |key: &&Key| key.table == table;
+        entries.keys().find(of).unwrap().name.clone()
+    };
+    let (group, host) = (first(Table::Groups), first(Table::Hosts));
+    change(&mut entries, Table::Groups, &group, |value| *value = json!(7));
+    change(&mut entries, Table::Hosts, &host, |value| {
+        *value = json!({ "name": "h" })
+    });
+    let (text, faults) = export(&entries);
+    let named: Vec<String> = faults.iter().map(|fault| fault.entry.clone()).collect();
+    assert_eq!(named, [format!("groups/{group}"), format!("hosts/{host}")]);
+    let store = MemoryStore::default();
+    import(&store, &text, false, NOW).await.unwrap();
+    let left = store.load().await.unwrap();
+    assert!(left.keys().all(|key| key.name != group && key.name != host));
+    assert_eq!(
+        left.keys().filter(|key| key.table == Table::Groups).count(),
+        entries.keys().filter(|key| key.table == Table::Groups).count() - 1
+    );
+}
+
 #[test]
 fn all_contradictions_of_entries_are_reported() {
     let folder = tempfile::tempdir().unwrap();

@@ -47,6 +47,14 @@ async fn what_a_controller_left_is_removed_by_its_name_alone() {
     let unknown = client.get_group(asked("old")).await.unwrap_err();
     assert_eq!(unknown.code(), Code::Unavailable, "{unknown}");
     assert!(unknown.message().contains("is not known yet"), "{unknown}");
+    // Nor is a rank that was in a job.
+    let back = v1::InitGroupRequest {
+        returns_to: Some(1),
+        ..lab.rank("job", 0, 2, 19)
+    };
+    let unknown = client.init_group(back).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::Unavailable, "{unknown}");
+    assert!(unknown.message().contains("is not known yet"), "{unknown}");
     wrong.stop().await;
 
     lab.config.init = true;

@@ -328,3 +328,26 @@ async fn a_mcst_id_that_no_switch_would_have_is_refused() {
     };
     assert_eq!(events.forwarders, [forwarder]);
 }
+
+/// A switch does not know the addresses that a routed group has elsewhere, so it is told which sources its hosts may not have.
+#[tokio::test]
+async fn switches_learn_which_sources_their_hosts_may_not_have() {
+    let lab = lab().await;
+    let (_controller, _client) = lab.start().await;
+    for (leaf, hosts) in [
+        ("leaf0", ["10.0.0.1", "10.0.0.2"]),
+        ("leaf1", ["10.0.0.3", "10.0.0.4"]),
+    ] {
+        let ports = hosts.iter().enumerate().map(|(port, ip)| v1::HostPort {
+            port: port as u32,
+            ip: (*ip).into(),
+        });
+        let wanted = v1::SetSourceGuardRequest {
+            ports: ports.collect(),
+            prefixes: ["10.201.0.0/30", "10.202.0.0/24"].map(String::from).into(),
+        };
+        while lab.switch(leaf).with(|toy| toy.guard != wanted) {
+            tokio::task::yield_now().await;
+        }
+    }
+}

@@ -433,9 +433,9 @@ impl<const W: usize> Translated<W> {
                 expected = self.calls.settle(from, Role::Sends, expected);
             }
             count = 1;
-            while more && self.has_received(expected, from) {
-                expected = self.calls.settle(from, Role::Sends, expected + 1);
-                count += 1;
+            if more {
+                let (end, received) = self.received_from(from, expected);
+                (expected, count) = (end, count + received);
             }
         }
         let repairing = self.is_repairing();
@@ -470,6 +470,21 @@ impl<const W: usize> Translated<W> {
         if receiving.expected < receiving.seen {
             self.gap(from);
         }
+    }
+
+    /// Where the packets of `from` that have been received from `g` on end, and how many they are.
+    fn received_from(&self, from: EndpointId, mut g: u64) -> (u64, u64) {
+        let mut count = 0;
+        for call in self.calls.from(g) {
+            while g < call.end() {
+                if !self.has_received_of(call, g, from) {
+                    return (g, count);
+                }
+                g = call.settle(from, Role::Sends, g + 1);
+                count += 1;
+            }
+        }
+        (g, count)
     }
 
     fn gap(&mut self, from: EndpointId) {

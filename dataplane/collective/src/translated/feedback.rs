@@ -1,10 +1,20 @@
 //! ReceiveAck and SendAck: feedback from the receivers of a packet, and feedback to its senders.
 
 use super::bridge::wire;
+use super::endpoint::Sending;
 use super::machine::{Translated, emit};
-use super::{Effect, Effects, EndpointId, EndpointKind};
+use super::{Effect, Effects, EndpointId, EndpointKind, EndpointSet};
 use crate::calls::{Flow, Role};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
+
+/// Work of one step of an acknowledgement, in parts of collectives times endpoints: a fraction of a millisecond.
+const STEP: usize = 2048;
+
+/// Most work that is done while the frame is handled: a batch can have many such frames.
+const AT_ONCE: usize = 64;
+
+/// Parts of collectives that one call confirms to a sender.
+const PARTS_MAX: usize = 2048;
 
 /// 10 us.
 const SHORTEST_WAIT: RnrTimer = RnrTimer::new(1);
@@ -79,21 +89,84 @@ impl<const W: usize> Translated<W> {
         let Some(to) = to.filter(|&to| to <= sent) else {
             return emit(out, Effect::Drop(DropReason::AckAhead));
         };
-        if count > 0 {
-            self.endpoint_mut(from).sending.acked_d += count;
+        // A host cannot refuse a packet that was not sent to it.
+        let nak = (refused && to != sent).then_some(syndrome);
+        let to_d = self.endpoint(from).sending.acked_d + count;
+        self.claim(now, from, (to, to_d), nak);
+    }
+
+    /// An acknowledgement of all below `to`, which has been sent, and a NAK of that packet. One that covers much is taken in steps: thousands
+    /// of collectives can be in flight, and each can concern all endpoints.
+    fn claim(&mut self, now: Nanos, from: EndpointId, (to, to_d): (u64, u64), nak: Option<Syndrome>) {
+        let Sending { acked, claimed, .. } = self.endpoint(from).sending;
+        if to < claimed {
+            return;
+        }
+        let sending = &mut self.endpoint_mut(from).sending;
+        (sending.claimed, sending.claimed_d, sending.claimed_nak) = (to, to_d, nak);
+        match self.claims.is_empty() && self.step_end(from, acked, to, AT_ONCE) == to {
+            true => self.take_to(now, from, to),
+            false => self.claims.insert(from),
+        }
+    }
+
+    /// One step of an acknowledgement.
+    pub(super) fn take_claim(&mut self, now: Nanos, from: EndpointId) {
+        let Sending { acked, claimed, .. } = self.endpoint(from).sending;
+        self.take_to(now, from, self.step_end(from, acked, claimed, STEP));
+    }
+
+    /// Where a step from `g` on ends that is made for an acknowledgement of all below `to`, with this much work.
+    fn step_end(&self, from: EndpointId, mut g: u64, to: u64, work: usize) -> u64 {
+        let mut parts = (work / self.endpoints.len().max(1)).max(1);
+        for call in self.calls.from(g) {
+            while g < call.end() {
+                if g >= to || parts == 0 {
+                    return g.min(to);
+                }
+                g = call.settle(from, Role::Receives, call.part_end(g));
+                parts -= 1;
+            }
+        }
+        to
+    }
+
+    /// Takes an acknowledgement up to a position within what `from` has claimed.
+    fn take_to(&mut self, now: Nanos, from: EndpointId, to: u64) {
+        let Sending {
+            acked,
+            acked_d,
+            claimed,
+            claimed_d,
+            ..
+        } = self.endpoint(from).sending;
+        let mut nak = None;
+        if to == claimed {
+            let sending = &mut self.endpoint_mut(from).sending;
+            (sending.claimed, sending.claimed_d) = (0, 0);
+            nak = sending.claimed_nak.take();
+            self.claims.remove(from);
+        }
+        if to > acked {
+            if self.is_rank(from) {
+                let to_d = match to == claimed {
+                    true => claimed_d,
+                    false => acked_d + self.calls.count(from, Role::Receives, acked, to),
+                };
+                self.endpoint_mut(from).sending.acked_d = to_d;
+            }
             self.acknowledged(now, from, to);
         }
-        if !refused {
-            return;
+        if let Some(syndrome) = nak.filter(|_| to >= acked) {
+            self.take_nak(now, from, syndrome);
         }
-        if to == sent {
-            // The host refuses a packet that was not sent to it.
-            return;
-        }
+    }
+
+    /// A host has refused its lowest unacknowledged packet.
+    fn take_nak(&mut self, now: Nanos, from: EndpointId, syndrome: Syndrome) {
         if self.is_repairing() {
             let is_parent = self.is_parent(from);
             let sending = &mut self.endpoint_mut(from).sending;
-            debug_assert_eq!(sending.acked, to);
             sending.go_back();
             sending.probing = false;
             // A parent of Mode-II acknowledges too late for that.
@@ -135,7 +208,7 @@ impl<const W: usize> Translated<W> {
             }
             let to = self.acknowledged_below(from, g + 1);
             if to > acked {
-                self.acknowledged(now, from, to);
+                self.claim(now, from, (to, 0), None);
             }
         } else if g >= sent {
             emit(out, Effect::Drop(DropReason::AckAhead));
@@ -166,25 +239,20 @@ impl<const W: usize> Translated<W> {
     fn acknowledged_below(&self, from: EndpointId, target: u64) -> u64 {
         let is_parent = self.is_parent(from);
         let mut acked = self.endpoint(from).sending.acked;
-        while acked < self.limit {
-            let Some(index) = self.calls.find(acked) else {
-                break;
-            };
-            let call = self.calls.get(index);
-            let by_result =
-                is_parent && call.flow(acked) == Flow::UpDown && !(self.is_augmented() && acked < target);
-            let upto = if by_result {
-                if !self.has_received(acked, from) {
-                    break;
+        for call in self.calls.from(acked) {
+            while acked < call.end().min(self.limit) {
+                let by_result =
+                    is_parent && call.flow(acked) == Flow::UpDown && !(self.is_augmented() && acked < target);
+                let upto = match by_result {
+                    true if self.has_received_of(call, acked, from) => acked + 1,
+                    true => acked,
+                    false => call.part_end(acked).min(target),
+                };
+                if upto <= acked {
+                    return acked;
                 }
-                acked + 1
-            } else {
-                call.part_end(acked).min(target)
-            };
-            if upto <= acked {
-                break;
+                acked = call.settle(from, Role::Receives, upto);
             }
-            acked = self.calls.settle(from, Role::Receives, upto);
         }
         acked
     }
@@ -211,6 +279,13 @@ impl<const W: usize> Translated<W> {
         sending.acked = acked;
         sending.moved = true;
         sending.refusal = None;
+        if acked < sending.claimed {
+            // More follows: what is to be sent next is seen then.
+            if sending.next < acked {
+                sending.go_back();
+            }
+            return;
+        }
         // The answer to a probe acknowledges all that the host had, and the probe.
         if sending.probing && is_probed && acked < sending.next {
             sending.pace();
@@ -236,36 +311,39 @@ impl<const W: usize> Translated<W> {
 
     /// Confirms packets of the senders for which the acknowledgement of `from`, from `before` to `acked`, is decisive.
     fn confirm_senders(&mut self, from: EndpointId, before: u64, acked: u64) {
-        let mut g = before;
-        while g < acked {
-            let Some(index) = self.calls.find(g) else { break };
-            let call = self.calls.get(index);
-            let (flow, end) = (call.flow(g), call.part_end(g));
-            match flow {
-                Flow::UpDown => {
-                    self.confirm(from);
-                    if let Some(parent) = self.cold().parent {
-                        self.confirm(parent);
+        let (mut g, mut senders) = (before, EndpointSet::EMPTY);
+        for call in self.calls.from(before) {
+            while g < acked.min(call.end()) {
+                match call.flow(g) {
+                    Flow::UpDown => {
+                        senders.insert(from);
+                        self.cold()
+                            .parent
+                            .into_iter()
+                            .for_each(|parent| senders.insert(parent));
                     }
+                    Flow::Gather(_) => senders = self.cold().all,
+                    Flow::Scatter(root) => senders.insert(root),
                 }
-                Flow::Gather(_) => self.cold().all.iter().for_each(|sender| self.confirm(sender)),
-                Flow::Scatter(root) => self.confirm(root),
+                g = call.part_end(g);
             }
-            g = end;
+        }
+        for sender in senders {
+            self.confirm(sender, u64::MAX);
         }
         debug_assert!(
             self.cold()
                 .all
                 .iter()
-                .all(|sender| self.confirmable(sender).is_none()),
+                .all(|sender| self.confirmable(sender, u64::MAX).is_none()),
             "an acknowledgement concerns those whose packets it decides"
         );
     }
 
-    /// The collective's index and the position up to which packets of `sender` can be confirmed, within one part of the collective.
-    fn confirmable(&self, sender: EndpointId) -> Option<(usize, u64)> {
+    /// The collective's index and the position up to which packets of `sender` below `end` can be confirmed, within one part of the collective.
+    fn confirmable(&self, sender: EndpointId, end: u64) -> Option<(usize, u64)> {
         let receiving = &self.endpoint(sender).receiving;
-        let (g, bound) = (receiving.confirmed, receiving.expected.min(self.limit));
+        let (g, bound) = (receiving.confirmed, receiving.expected.min(self.limit).min(end));
         if g >= bound {
             return None;
         }
@@ -285,16 +363,20 @@ impl<const W: usize> Translated<W> {
         (upto > g).then_some((index, upto))
     }
 
-    /// Confirms packets of `sender`: in Mode-II as far as its deciders have acknowledged them, and an ACK becomes due on progress; in
-    /// Mode-III as far as they have been received.
-    fn confirm(&mut self, sender: EndpointId) {
+    /// Confirms packets of `sender` below `end`: in Mode-II as far as its deciders have acknowledged them, and an ACK becomes due on progress;
+    /// in Mode-III as far as they have been received. False if there is more.
+    pub(super) fn confirm(&mut self, sender: EndpointId, end: u64) -> bool {
         let (is_rank, message_packets) = (self.is_rank(sender), self.cold().message_packets);
-        let mut news = false;
-        while let Some((index, upto)) = self.confirmable(sender) {
+        let (mut news, mut steps) = (false, 0);
+        while let Some((index, upto)) = self.confirmable(sender, end) {
+            if steps == PARTS_MAX && self.is_augmented() {
+                break;
+            }
+            steps += 1;
             let g = self.endpoint(sender).receiving.confirmed;
             let call = self.calls.get(index);
             let (flow, messages) = (call.flow(g), call.messages(g, upto, message_packets));
-            let confirmed = self.calls.settle(sender, Role::Sends, upto);
+            let confirmed = call.settle(sender, Role::Sends, upto);
             // A switch below needs no ACK: the result acknowledges its contribution.
             news |= !self.is_augmented() && (is_rank || flow != Flow::UpDown || self.is_parent(sender));
             let receiving = &mut self.endpoint_mut(sender).receiving;
@@ -310,18 +392,17 @@ impl<const W: usize> Translated<W> {
         if news {
             self.ack_due.insert(sender);
         }
+        steps < PARTS_MAX || !self.is_augmented()
     }
 
-    /// Mode-III: confirms what has been received. It is done before an ACK, not for each packet.
-    pub(super) fn confirm_received(&mut self, sender: EndpointId) {
-        if self.is_augmented() {
-            self.confirm(sender);
-        }
+    /// Mode-III: confirms what has been received. It is done before an ACK, not for each packet. False if there is more.
+    pub(super) fn confirm_received(&mut self, sender: EndpointId) -> bool {
+        !self.is_augmented() || self.confirm(sender, u64::MAX)
     }
 
     /// Mode-III: the ACK of what has been received is due. A switch may get the rest later.
     pub(super) fn acknowledge_received(&mut self, sender: EndpointId) {
-        self.confirm(sender);
+        self.confirm(sender, u64::MAX);
         self.ack_due.insert(sender);
         let receiving = &self.endpoint(sender).receiving;
         if receiving.confirmed < receiving.expected && !self.is_rank(sender) {
@@ -334,7 +415,7 @@ impl<const W: usize> Translated<W> {
         let quarter = (self.hop_window() / 2).max(1);
         for sender in self.withheld {
             let before = self.endpoint(sender).receiving.confirmed;
-            self.confirm(sender);
+            self.confirm(sender, u64::MAX);
             let receiving = &self.endpoint(sender).receiving;
             let all = receiving.confirmed >= receiving.expected;
             if all || before / quarter != receiving.confirmed / quarter {
@@ -384,7 +465,9 @@ impl<const W: usize> Translated<W> {
         let ack = self.ack_due.contains(to) || (nak && self.is_rank(to));
         self.ack_due.remove(to);
         self.nak_due.remove(to);
-        self.confirm_received(to);
+        if !self.confirm_received(to) {
+            self.ack_due.insert(to);
+        }
         let receiving = &self.endpoint(to).receiving;
         if ack && (self.is_rank(to) || receiving.confirmed > 0) {
             self.acknowledge(to, Syndrome::Ack, out);

@@ -43,6 +43,8 @@ pub struct Translated<const W: usize = 1> {
     pub(super) refused: EndpointSet<W>,
     /// Switches that wait for an ACK of more than could be acknowledged when they requested it.
     pub(super) withheld: EndpointSet<W>,
+    /// Their acknowledgements are taken in steps.
+    pub(super) claims: EndpointSet<W>,
     /// Reported for breaking a rule.
     pub(super) blamed: EndpointSet<W>,
     /// Had no receive posted.
@@ -108,6 +110,7 @@ impl<const W: usize> Translated<W> {
             nak_due: EndpointSet::EMPTY,
             refused: EndpointSet::EMPTY,
             withheld: EndpointSet::EMPTY,
+            claims: EndpointSet::EMPTY,
             blamed: EndpointSet::EMPTY,
             rnr_waiting: EndpointSet::EMPTY,
             failed: EndpointSet::EMPTY,
@@ -206,40 +209,54 @@ impl<const W: usize> Translated<W> {
     #[inline]
     fn conclude(&mut self, now: Nanos, out: &mut Effects<W>) {
         self.send_acks(out, 1);
-        while out.remaining_capacity() > 1 && self.hand_over(now, out) {}
+        // Control messages are handed over without an effect.
+        for _ in 1..out.remaining_capacity() {
+            if out.remaining_capacity() < 2 || !self.hand_over(now, out) {
+                break;
+            }
+        }
         self.replicate_data(out);
         if out.is_empty() {
             emit(out, Effect::Absorb);
         }
     }
 
-    /// Writes pending effects: acknowledgements that did not fit before, and packets that waited for another one. Call it until it
-    /// returns false. Clears `out`, and writes at most one effect, or two acknowledgements to one endpoint.
+    /// Writes pending effects: acknowledgements that did not fit before, and packets that waited for another one; and takes steps of work
+    /// that would be too much at once. Call it until it returns false. Clears `out`, and writes at most one effect, or two acknowledgements
+    /// to one endpoint. Where it writes none, it may have worked for long: look after other frames first.
     #[inline]
     pub fn poll_emit(&mut self, now: Nanos, out: &mut Effects<W>) -> bool {
         out.clear();
         if !self.has_more() {
             return false;
         }
-        self.emit_one(now, out);
-        !out.is_empty()
+        self.emit_one(now, out)
     }
 
     /// True if [`poll_emit`](Self::poll_emit) has a pending effect.
     #[inline]
     pub fn has_more(&self) -> bool {
-        !(self.ack_due.is_empty() && self.nak_due.is_empty() && self.pending.is_empty())
-            || self.can_hand_over()
+        let due = self.ack_due.or(self.nak_due).or(self.pending).or(self.claims);
+        !due.is_empty() || self.can_hand_over()
     }
 
-    fn emit_one(&mut self, now: Nanos, out: &mut Effects<W>) {
+    /// True if something was done.
+    fn emit_one(&mut self, now: Nanos, out: &mut Effects<W>) -> bool {
         if let Some(endpoint) = self.ack_due.or(self.nak_due).iter().next() {
-            return self.send_ack(endpoint, out);
+            self.send_ack(endpoint, out);
+            return true;
         }
         // A control message is handed over without an effect.
-        while out.is_empty() && self.hand_over(now, out) {}
+        let is_handed = self.hand_over(now, out);
         if out.is_empty() {
             self.replicate_data(out);
+        }
+        match self.claims.iter().next() {
+            Some(endpoint) if out.is_empty() => {
+                self.take_claim(now, endpoint);
+                true
+            }
+            _ => is_handed || !out.is_empty(),
         }
     }
 

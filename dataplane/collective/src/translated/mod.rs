@@ -28,6 +28,8 @@ mod pipe;
 mod slot;
 mod status;
 mod timer;
+#[cfg(test)]
+mod work_tests;
 
 use crate::path::{PathId, PathSet};
 use arrayvec::ArrayVec;

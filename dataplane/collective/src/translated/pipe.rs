@@ -14,7 +14,7 @@
 use super::machine::{Translated, emit};
 use super::slot::Phase;
 use super::{Effect, Effects, EndpointId};
-use crate::calls::{Flow, Role};
+use crate::calls::{Collective, Flow, Role};
 use castnet_wire::Nanos;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,10 +99,13 @@ impl<const W: usize> Translated<W> {
 
     /// True if the packet of `from` at `g`, which it sends, has been received.
     pub(super) fn has_received(&self, g: u64, from: EndpointId) -> bool {
-        let Some(index) = self.calls.find(g) else {
-            return false;
-        };
-        let pipe = self.pipe_in(self.calls.get(index).flow(g), from);
+        let index = self.calls.find(g);
+        index.is_some_and(|index| self.has_received_of(self.calls.get(index), g, from))
+    }
+
+    /// The same, of a packet of this collective.
+    pub(super) fn has_received_of(&self, call: &Collective, g: u64, from: EndpointId) -> bool {
+        let pipe = self.pipe_in(call.flow(g), from);
         g < self.psn_start(pipe) || (g < self.window_end(pipe) && self.slots.check_duplicate(pipe, g, from))
     }
 
@@ -171,19 +174,42 @@ impl<const W: usize> Translated<W> {
         g
     }
 
-    /// The lowest position that `to` has not acknowledged of those that `pipe` sends to it.
-    fn unacknowledged(&self, to: EndpointId, pipe: Pipe) -> u64 {
-        let mut g = self.endpoint(to).sending.acked;
-        if !self.is_augmented() {
-            return g;
-        }
-        while let Some(index) = self.calls.find(g) {
-            let call = self.calls.get(index);
-            let flow = call.flow(g);
-            if call.involves(to, Role::Receives, g) && self.pipe_out(flow, to) == pipe {
-                break;
+    /// Mode-III: the lowest position from `g` on that the aggregation pipe sends and whose receiver has not acknowledged it. Each has one
+    /// receiver at most, so all are found in one walk over the collectives, not in one for each endpoint.
+    fn unacknowledged_up(&self, mut g: u64) -> u64 {
+        for call in self.calls.from(g) {
+            while g < call.end() {
+                let receiver = match call.flow(g) {
+                    Flow::UpDown => self.cold().parent,
+                    Flow::Gather(root) => Some(root),
+                    Flow::Scatter(_) => None,
+                };
+                let end = call.part_end(g);
+                let acked = receiver.map_or(u64::MAX, |to| self.endpoint(to).sending.acked);
+                if acked < end {
+                    return acked.max(g);
+                }
+                g = end;
             }
-            g = call.part_end(g);
+        }
+        g
+    }
+
+    /// The lowest position from `g` on that `pipe` sends to `to` and that `to` has not acknowledged. Behind `last` it is not looked for.
+    fn unacknowledged(&self, to: EndpointId, pipe: Pipe, g: u64, last: u64) -> u64 {
+        let acked = self.endpoint(to).sending.acked;
+        if !self.is_augmented() {
+            return acked;
+        }
+        let mut g = g.max(acked);
+        for call in self.calls.from(g) {
+            while g < call.end() {
+                let is_sent = call.involves(to, Role::Receives, g) && self.pipe_out(call.flow(g), to) == pipe;
+                if is_sent || g > last {
+                    return g;
+                }
+                g = call.part_end(g);
+            }
         }
         g
     }
@@ -200,12 +226,21 @@ impl<const W: usize> Translated<W> {
             mut slowest,
         } = self.windows[pipe as usize];
         // What endpoints hold only grows, so they need not be compared below it, nor before the one that held it has moved.
-        if local > held && self.unacknowledged(slowest, pipe) > held {
-            // The last one, because endpoints mostly answer in the order in which packets are sent to them.
-            let all = self.cold().all.iter().map(|e| (self.unacknowledged(e, pipe), e));
-            (held, slowest) = all
-                .reduce(|a, b| if b.0 <= a.0 { b } else { a })
-                .unwrap_or((held, slowest));
+        if self.is_augmented() && pipe == Pipe::Aggregation {
+            if local > held {
+                held = self.unacknowledged_up(held);
+            }
+        } else if local > held && self.unacknowledged(slowest, pipe, held, held) > held {
+            // The last one, because endpoints mostly answer in the order in which packets are sent to them. The parent gets little by the
+            // broadcast pipe, so its next position may be far.
+            let mut lowest = u64::MAX;
+            for endpoint in self.cold().children.iter().chain(self.cold().parent) {
+                let g = self.unacknowledged(endpoint, pipe, held, lowest);
+                if g <= lowest {
+                    (lowest, slowest) = (g, endpoint);
+                }
+            }
+            held = lowest;
         }
         let psn_start = local.min(held).min(self.limit).max(before);
         self.windows[pipe as usize] = Window {
@@ -233,7 +268,11 @@ impl<const W: usize> Translated<W> {
             self.base = base;
             if self.calls.oldest().end() <= base {
                 // No position of a retired collective can be converted.
-                self.cold().all.iter().for_each(|e| self.confirm_received(e));
+                if self.is_augmented() {
+                    for endpoint in self.cold().all {
+                        while !self.confirm(endpoint, base) {}
+                    }
+                }
             }
             self.calls.retire(base, self.limit);
             self.progress(now);

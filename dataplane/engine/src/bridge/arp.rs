@@ -24,7 +24,7 @@ impl Bridging<'_> {
                 "no Ethernet header".into()
             });
         };
-        if self.is_group(arp.sender_ip) {
+        if self.is_forged(cx.ingress, arp.sender_ip) {
             return cx.drop(Stage::Arp, DropReason::NotMember, || {
                 format!(
                     "{} claims {}, which is a group's address",

@@ -57,7 +57,7 @@ impl Bridging<'_> {
         }
         // Only the switch next to a host sends it frames from a group address. A received one is a forgery.
         let source = address::source_behind(&ethernet, l3, frame.head());
-        if let Some(src) = source.filter(|src| self.is_group(*src)) {
+        if let Some(src) = source.filter(|src| self.is_forged(cx.ingress, *src)) {
             return cx.drop(Stage::Switch, DropReason::NotMember, || {
                 format!("source {src} is a group's address, in whose name only its switches speak")
             });

@@ -176,4 +176,9 @@ impl Bridging<'_> {
     pub(crate) fn is_group(&self, address: Ipv4Addr) -> bool {
         self.groups.find(address).is_some() || self.own.tables.is_group(address)
     }
+
+    /// True for a source in whose name only switches speak: the address of a group here, or, at a port of a host, of one elsewhere.
+    pub(crate) fn is_forged(&self, ingress: PortId, source: Ipv4Addr) -> bool {
+        self.is_group(source) || self.own.tables.guard.refuses(ingress, source)
+    }
 }

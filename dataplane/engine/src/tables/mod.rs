@@ -8,4 +8,5 @@ pub(crate) mod next_hops;
 mod port_table;
 pub(crate) mod published;
 pub(crate) mod route;
+pub(crate) mod source_guard;
 pub(crate) mod wheel;

@@ -19,6 +19,8 @@ const TAGS_LEN: usize = 10;
 
 /// Most hosts that are asked before they age, at once.
 pub(crate) const ASKS_PER_SWEEP: usize = 32;
+/// Those of a port that are asked before others of a port that has more.
+const ASKS_OF_PORT: usize = 2;
 
 /// A host seen in ARP. The key is its IPv4 address.
 type Sighting = Entry<Host>;
@@ -218,10 +220,17 @@ impl Neighbours {
     /// Some of the hosts that have not spoken for long, and are to be asked before they age: RDMA traffic alone shows no address.
     pub(crate) fn quiet(&self, now: Nanos, asks: &mut ArrayVec<Ask, ASKS_PER_SWEEP>) {
         let long = Nanos(self.arp.ageing.0 / 4 * 3);
-        let quiet = self.arp.oldest(now, long);
-        let due = quiet.filter(|(_, entry)| entry.value.unanswered < ASKS && entry.value.is_due(now));
-        let of = |(key, entry)| ask(Ipv4Addr::from(key as u32), entry);
-        asks.extend(due.map(of).take(asks.remaining_capacity()));
+        // A port with many, which may be made up, does not keep those of other ports from being asked.
+        for share in [ASKS_OF_PORT, ASKS_PER_SWEEP] {
+            for quiet in self.arp.oldest(now, long) {
+                let due = quiet.filter(|(_, entry)| entry.value.unanswered < ASKS && entry.value.is_due(now));
+                let of = |(key, entry)| ask(Ipv4Addr::from(key as u32), entry);
+                let more = due.map(of).filter(|ask| !asks.contains(ask));
+                let more: ArrayVec<Ask, ASKS_PER_SWEEP> =
+                    more.take(share.min(asks.remaining_capacity())).collect();
+                asks.extend(more);
+            }
+        }
     }
 
     /// Removes expired neighbours: all known by LLDP, and a bounded number of those known by ARP.
@@ -426,6 +435,29 @@ mod tests {
             assert!(ask.is_some(), "{ms}");
         }
         assert_eq!(scene.place(9000), Some((1, OTHER)));
+    }
+
+    /// Whoever makes up many hosts at its port does not keep others from being asked.
+    #[test]
+    fn quiet_hosts_of_each_port_are_asked() {
+        let (mut neighbours, mut events) = (Neighbours::new(1024, AGEING, 0), Events::new(64));
+        let tables = Tables::default();
+        for n in 0..600_u32 {
+            let (at, ip) = ((Nanos::ZERO, PortId::default()), Ipv4Addr::from(0x0a01_0000 + n));
+            neighbours.arp(at, ip, (OTHER, Tags::default()), &tables, &mut events);
+        }
+        let port = PortId::new(9).expect("a port");
+        neighbours.arp(
+            (Nanos::from_secs(1), port),
+            IP,
+            (MAC, Tags::default()),
+            &tables,
+            &mut events,
+        );
+        let mut asks = ArrayVec::new();
+        neighbours.quiet(Nanos::from_secs(230), &mut asks);
+        assert_eq!(asks.len(), ASKS_PER_SWEEP);
+        assert!(asks.iter().any(|ask| ask.ip == IP), "{asks:?}");
     }
 
     #[test]

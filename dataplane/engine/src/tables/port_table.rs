@@ -259,8 +259,12 @@ impl<V: Copy + Default> PortTable<V> {
         }
     }
 
-    /// Some of the entries that were last seen so long ago, each port's oldest first.
-    pub(crate) fn oldest(&self, now: Nanos, since: Nanos) -> impl Iterator<Item = (u64, &Entry<V>)> {
+    /// Entries that were last seen so long ago, some of those that are held, and some of each port, the oldest first.
+    pub(crate) fn oldest(
+        &self,
+        now: Nanos,
+        since: Nanos,
+    ) -> impl Iterator<Item = impl Iterator<Item = (u64, &Entry<V>)>> {
         let of_list = move |list: usize| {
             let next = move |node: &u32| self.lists.after(*node as usize);
             let nodes = std::iter::successors(self.lists.oldest(list), next);
@@ -268,9 +272,10 @@ impl<V: Copy + Default> PortTable<V> {
                 let key = self.lists.key(node);
                 Some((key, self.map.get(key)?))
             });
-            entries.take_while(move |(_, entry)| now.since(entry.seen) >= since)
+            let old = entries.take_while(move |(_, entry)| now.since(entry.seen) >= since);
+            old.take(PER_SWEEP)
         };
-        (0..=HELD).flat_map(of_list).take(PER_SWEEP)
+        (0..=HELD).rev().map(of_list)
     }
 
     /// The entries known at `now`, in no particular order.

@@ -10,6 +10,7 @@ use immutable_chunkmap::map::MapM;
 use crate::address::GroupKey;
 use crate::port_set::PortSet;
 use crate::tables::route::Routes;
+use crate::tables::source_guard::SourceGuard;
 
 /// The groups of a switch and the worker of each. A copy shares memory with the original, and a change costs the same for any number of
 /// groups: a switch publishes a copy each time that a group is installed or removed.
@@ -68,7 +69,7 @@ impl Members {
     }
 }
 
-/// Routes, groups with their workers and members, the ports that are up, and MTUs of ports. Control builds it and all workers read it.
+/// Routes, groups with their workers and members, the ports that are up, MTUs of ports, and what hosts may not send from. Control builds it and all workers read it.
 /// It is immutable: a worker replaces it between two batches.
 #[derive(Clone, Debug)]
 pub struct Tables {
@@ -82,6 +83,8 @@ pub struct Tables {
     pub up: PortSet,
     /// MTUs in bytes. Other ports keep their MTU.
     pub mtus: Vec<(PortId, usize)>,
+    /// Sources that ports of hosts may not have.
+    pub guard: Arc<SourceGuard>,
     pub(crate) routes: Arc<Routes>,
 }
 
@@ -95,6 +98,7 @@ impl Default for Tables {
             routes: Arc::default(),
             up: PortSet::ALL,
             mtus: Vec::new(),
+            guard: Arc::default(),
         }
     }
 }

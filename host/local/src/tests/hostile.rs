@@ -8,20 +8,15 @@ use castnet_comm::machine::Collective;
 
 use super::config;
 use super::fake::{Board, Fake};
-use crate::engine::{Call, Engine, Memory};
+use crate::engine::{CHECK_INTERVAL, Call, Engine, Memory};
 use crate::layout::Layout;
-use crate::segment::{Segment, Shape};
+use crate::segment::{Counter, FAILURE_STEP, Segment, Shape};
 
 const RANKS: usize = 3;
 const ELEMENTS: usize = 20_000;
 
-/// Makes calls until one fails, at most `calls`.
-fn honest(segment: Segment, own: usize, calls: usize) -> usize {
-    let layout = Layout::new([0; RANKS]);
-    let mut config = config(own, RANKS, "h");
-    config.timeouts.collective = Duration::from_millis(100);
-    let mut engine = Engine::new(segment, own, &config);
-    let mut world = Fake::new(Board::new(1), 0);
+/// Makes calls until one fails, at most `most`.
+fn honest(segment: Segment, own: usize, most: usize) -> usize {
     let kinds = [
         Collective::AllReduce,
         Collective::AllGather,
@@ -30,8 +25,22 @@ fn honest(segment: Segment, own: usize, calls: usize) -> usize {
         Collective::Reduce { root: 2 },
         Collective::Barrier,
     ];
-    let collectives = kinds.into_iter().cycle();
-    for (done, collective) in collectives.take(calls).enumerate() {
+    calls(segment, (own, RANKS), kinds.into_iter().cycle(), most)
+}
+
+/// The same with these collectives.
+fn calls(
+    segment: Segment,
+    (own, ranks): (usize, usize),
+    collectives: impl Iterator<Item = Collective>,
+    most: usize,
+) -> usize {
+    let layout = Layout::new(vec![0; ranks]);
+    let mut config = config(own, ranks, "h");
+    config.timeouts.collective = Duration::from_millis(100);
+    let mut engine = Engine::new(segment, own, &config);
+    let mut world = Fake::new(Board::new(1), 0);
+    for (done, collective) in collectives.take(most).enumerate() {
         let call = Call {
             layout: &layout,
             config: &config,
@@ -43,7 +52,7 @@ fn honest(segment: Segment, own: usize, calls: usize) -> usize {
                 4 * ELEMENTS
             },
         };
-        let (from, mut to) = (vec![1_u8; 4 * ELEMENTS * RANKS], vec![0; 4 * ELEMENTS * RANKS]);
+        let (from, mut to) = (vec![1_u8; 4 * ELEMENTS * ranks], vec![0; 4 * ELEMENTS * ranks]);
         let memory = match collective {
             Collective::Broadcast { .. } => Memory::InPlace(&mut to, 0, 0),
             _ => Memory::Apart(&from, &mut to),
@@ -52,7 +61,7 @@ fn honest(segment: Segment, own: usize, calls: usize) -> usize {
             return done;
         }
     }
-    calls
+    most
 }
 
 fn attack(seed: u64, shape: Shape) {
@@ -95,6 +104,40 @@ fn attack(seed: u64, shape: Shape) {
         stop.store(true, Ordering::Relaxed);
         assert!(done.iter().all(Result::is_ok), "{done:?}");
     });
+}
+
+/// A rank that has ended a call and fails in the next one does not end the call of a rank that is slower.
+#[test]
+fn a_failure_of_a_later_call_does_not_end_an_earlier_one() {
+    let shape = Shape {
+        ranks: 2,
+        piece: 4 << 10,
+    };
+    let (leader, key) = Segment::create(shape, None).expect("a segment");
+    let slow = Segment::open(key, shape, 1).expect("the same");
+    let done = std::thread::scope(|scope| {
+        let slow = scope.spawn(move || calls(slow, (1, 2), [Collective::Barrier].into_iter().cycle(), 2));
+        while leader.get(1, Counter::Written) == 0 {
+            leader.sleep(leader.events(), Duration::from_millis(1));
+        }
+        // The leader has ended its first call; the second one, which begins with step 1, has failed.
+        leader.fail(1 << FAILURE_STEP | 1 << 16);
+        // The slow rank looks at the failure while it waits for the leader. If it does so later, the test shows less.
+        let events = leader.events();
+        leader.sleep(events, 5 * CHECK_INTERVAL);
+        leader.set_call(0, 0, leader.call(1, 0));
+        for counter in [
+            Counter::Written,
+            Counter::Reduced,
+            Counter::Published,
+            Counter::Taken,
+        ] {
+            leader.set(0, counter, 1);
+        }
+        leader.notify();
+        slow.join().expect("no panic")
+    });
+    assert_eq!(done, 1, "the first call ends, the second one fails");
 }
 
 #[test]

@@ -86,7 +86,9 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
                 let _ = self.endpoint.set_remote_mac(qpn, mac);
             }
         }
-        if let Some(mac) = outcome.conflict {
+        if let Some(mac) = outcome.conflict
+            && self.claims_logged.allows(self.now())
+        {
             warn!(port = %self.attributes.name, ip = %self.config.ip, %mac, "another host claims this address");
         }
     }

@@ -14,7 +14,7 @@ use castnet_endpoint::{
 use castnet_port::{
     Batch, BoxPort, Pool, PoolBuf, PoolConfig, Port, PortSpec, PortStats, Sides, Sleeper, Waker,
 };
-use castnet_wire::{Arp, BitRate, MacAddr, Nanos, Pmtu, Qpn};
+use castnet_wire::{Arp, BitRate, Limit, MacAddr, Nanos, Pmtu, Qpn};
 
 use crate::datagrams::{Datagrams, UdpPort};
 use crate::error::RnicError;
@@ -159,6 +159,8 @@ pub struct SoftRnic<P> {
     /// True if the last poll found work or a send was posted since: then waiting does not sleep.
     busy: bool,
     udp_ports: Vec<UdpPort>,
+    /// Others can claim the address as often as they send.
+    claims_logged: Limit,
     /// Keeps the kernel from answering RoCEv2 frames with ICMP errors. `None`: the kernel does not have this address.
     kernel_port: Option<UdpSocket>,
 }
@@ -250,6 +252,7 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
             early: VecDeque::new(),
             busy: true,
             udp_ports: Vec::new(),
+            claims_logged: Limit::new(4, Nanos::from_secs(10)),
             kernel_port: None,
             config,
         })

@@ -1,4 +1,4 @@
-//! The rooms of the engine stand in a straight order: none uses one above it.
+//! The rooms of the engine stand in a straight order: none uses one above it. Those of the controller are two: what decides, and what acts.
 
 use std::path::Path;
 
@@ -69,6 +69,33 @@ fn no_room_of_the_engine_uses_one_above_it() {
     let engine = root().join("dataplane/engine/src");
     assert_eq!(upward(&engine, "crate::", &ENGINE), [""; 0]);
     assert_eq!(upward(&engine.join("group"), "crate::group::", &GROUP), [""; 0]);
+}
+
+/// What the state of the controller may not have: it decides, and the shell acts.
+const ACTS: [&str; 5] = [
+    "crate::shell",
+    "Instant::now",
+    "SystemTime",
+    "spawn(",
+    "std::fs",
+];
+
+fn acts(text: &str) -> Vec<&'static str> {
+    let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+    ACTS.into_iter().filter(|word| text.contains(word)).collect()
+}
+
+#[test]
+fn the_state_of_the_controller_uses_no_shell_no_clock_and_no_task() {
+    let mut files = Vec::new();
+    sources(&root().join("control/controller/src/state"), &mut files);
+    assert!(files.len() > 40, "{} files", files.len());
+    let is_code = |file: &&std::path::PathBuf| !file.ends_with("tests.rs");
+    for file in files.iter().filter(is_code) {
+        let text = std::fs::read_to_string(file).expect("a text");
+        assert_eq!(acts(&text), [""; 0], "{}", file.display());
+    }
+    assert_eq!(acts("let at = Instant::now();"), ["Instant::now"]);
 }
 
 #[test]

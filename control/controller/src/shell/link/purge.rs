@@ -7,8 +7,8 @@ use castnet_proto::v1;
 use tokio::task::JoinSet;
 
 use super::{Link, SwitchError, call};
-use crate::shell::shared::Shared;
 use crate::error::Refusal;
+use crate::shell::shared::Shared;
 
 impl Shared {
     /// Asks all switches at the same time. Ends with the call of the client.

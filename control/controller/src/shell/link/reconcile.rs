@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use castnet_proto::convert::mcst_id_from_proto;
 use castnet_proto::v1;
-use castnet_rules::GroupRule;
+use castnet_rules::{GroupRule, lane_of};
 use castnet_wire::McstId;
 
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
@@ -58,6 +58,11 @@ impl Link {
             Err(error) => tracing::warn!(switch, %error, "multicast routes refused"),
             Ok(()) => {}
         }
+        match self.set_source_guard(shared).await {
+            Err(error @ SwitchError::Unreachable(_)) => return Err(error),
+            Err(error) => tracing::warn!(switch, %error, "source guard refused"),
+            Ok(()) => {}
+        }
         {
             let mut core = shared.lock();
             if core.cleaned(switch, &still) {
@@ -86,7 +91,8 @@ impl Link {
                 continue;
             };
             let (generation, is_own) = (rule.generation, owner == own);
-            match is_own && !core.set_apart.contains_key(&rule.name) {
+            let group = lane_of(&rule.name).map_or(&*rule.name, |(group, _)| group);
+            match is_own && !core.set_apart.contains_key(group) {
                 true => ours.push(Found { mcst_id, generation }),
                 // Groups of rule files have no owner.
                 false => others.push((mcst_id, !is_own && !owner.is_empty())),

@@ -1,4 +1,4 @@
-//! Brings the multicast routes of a switch to the desired ones.
+//! Brings the multicast routes of a switch to the desired ones, and says which sources its hosts may not have.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -6,6 +6,7 @@ use std::net::Ipv4Addr;
 use castnet_proto::convert::{route_from_proto, route_to_proto};
 use castnet_proto::v1;
 use castnet_rules::Ipv4Net;
+use castnet_topology::{End, Topology};
 
 use super::{Link, SwitchError, call};
 use crate::shell::shared::Shared;
@@ -59,5 +60,43 @@ impl Link {
             tracing::info!(switch, added, removed, "multicast routes");
         }
         Ok(())
+    }
+
+    /// Hosts of the switch must not send in the name of other switches: where groups pass routers, it does not know their addresses there.
+    pub(crate) async fn set_source_guard(&self, shared: &Shared) -> Result<(), SwitchError> {
+        let within = shared.config.timeouts.switch;
+        let guard = shared.read(|core| {
+            core.facts
+                .file
+                .as_ref()
+                .map(|file| guard(file, &self.config.name))
+        });
+        let Some(guard) = guard.await? else {
+            return Ok(());
+        };
+        shared.may_change().await?;
+        call(within, self.client(within).await?.set_source_guard(guard)).await?;
+        Ok(())
+    }
+}
+
+/// A host whose address the file does not have may be within a prefix, as McstIDs can be taken from subnets of hosts.
+fn guard(file: &Topology, switch: &str) -> v1::SetSourceGuardRequest {
+    let ports = file.neighbours(switch).into_iter().filter_map(|neighbour| {
+        let (End::Switch { port, .. }, End::Host(host)) = (neighbour.near, neighbour.far) else {
+            return None;
+        };
+        Some(v1::HostPort {
+            port: port.into(),
+            ip: file.host(&host)?.ip?.to_string(),
+        })
+    });
+    let prefixes: Vec<Ipv4Net> = file.switches().filter_map(|s| s.mcst_prefix).collect();
+    v1::SetSourceGuardRequest {
+        ports: ports.collect(),
+        prefixes: Ipv4Net::aggregate(&prefixes)
+            .iter()
+            .map(Ipv4Net::to_string)
+            .collect(),
     }
 }

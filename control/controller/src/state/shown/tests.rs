@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use castnet_proto::convert::new_group_from_proto;
 use castnet_proto::states::WatchedGroups;
@@ -7,12 +8,15 @@ use castnet_wire::{McstId, Psn};
 use proptest::prelude::*;
 
 use super::*;
+use crate::config::{Config, SwitchConfig};
+use crate::state::effect::Effect;
 use crate::state::fabric::{Fabric, Facts, HostRecord, NeighbourReport, SwitchReport, Who};
 use crate::state::journal::Journal;
 use crate::state::kinds::collective::live::Presence;
 use crate::state::kinds::collective::record::{Collective, Settings};
 use crate::state::kinds::multicast::record::Multicast;
 use crate::state::kinds::{Joining, Kind};
+use crate::state::leases::Leased;
 use crate::state::lifecycle::{After, Phase};
 use crate::state::record::Record;
 use crate::state::table::Groups;
@@ -21,7 +25,16 @@ const MEMBERS: u8 = 5;
 const WATCHERS: usize = 3;
 
 fn core() -> Core {
+    let switch = SwitchConfig {
+        name: "s".into(),
+        agent: "unix:/nowhere".parse().expect("an address"),
+    };
     Core {
+        config: Arc::new(Config::new(vec![switch])),
+        effects: Vec::new(),
+        now: tokio::time::Instant::now(),
+        unix_ns: 0,
+        is_watched: false,
         facts: Fabric::new(Facts::new(None, ["s".to_owned()], [])),
         capabilities: BTreeMap::new(),
         groups: Groups::default(),
@@ -75,6 +88,43 @@ fn record(name: &str) -> Record {
         (McstId([10, 200, 0, mcst_id].into()), Vec::new()),
         kind,
     )
+}
+
+/// A member whose calls end again and again has one timer, which fires when the last lease has run.
+#[test]
+fn a_member_has_one_timer_however_often_its_lease_runs() {
+    let mut core = core();
+    core.groups.put(record("c"));
+    let (rank, lease) = (Leased::Rank(1), Duration::from_secs(600));
+    for _ in 0..1000 {
+        core.now += Duration::from_millis(1);
+        core.run_timer("c", rank.clone(), lease);
+    }
+    let mut timers = std::mem::take(&mut core.effects);
+    assert_eq!(timers.len(), 1);
+    let ends = core.now + lease;
+    let Some(Effect::After(_, first)) = timers.pop() else {
+        panic!("no timer")
+    };
+    core.now += lease - Duration::from_millis(999);
+    first(&mut core);
+    // It goes on for the rest.
+    let Some(Effect::After(rest, last)) = core.effects.pop() else {
+        panic!("no timer")
+    };
+    assert_eq!(core.now + rest, ends);
+    // A shorter lease does not wait for the timer of a longer one.
+    core.run_timer("c", rank.clone(), Duration::from_millis(1));
+    assert!(matches!(core.effects.pop(), Some(Effect::After(pause, _)) if pause == Duration::from_millis(1)));
+    core.now = ends;
+    last(&mut core);
+    assert!(
+        core.effects.is_empty()
+            && core
+                .groups
+                .get("c")
+                .is_some_and(|e| e.live.leases.contains_key(&rank))
+    );
 }
 
 /// What happens to one of the two groups.

@@ -12,14 +12,12 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-use super::api;
+use super::{EtcdConfig, api};
 use api::kv_client::KvClient;
 use api::lease_client::LeaseClient;
 use api::request_op::Request as Op;
 use api::response_op::Response as OpResult;
 
-/// Limit of a call.
-const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Largest accepted response.
 const ANSWER_BYTES_MAX: usize = 1 << 30;
 
@@ -42,15 +40,18 @@ type Connection = InterceptedService<Channel, RequireLeader>;
 pub(super) struct Client {
     members: Vec<Address>,
     security: Security,
+    /// Limit of a call.
+    within: Duration,
     /// The index of the next member to try, and the connection to the present one.
     present: Mutex<(usize, Option<Channel>)>,
 }
 
 impl Client {
-    pub(super) fn new(members: Vec<Address>, security: Security) -> Self {
+    pub(super) fn new(config: &EtcdConfig) -> Self {
         Self {
-            members,
-            security,
+            members: config.members.clone(),
+            security: config.security.clone(),
+            within: config.answer_within,
             present: Mutex::default(),
         }
     }
@@ -63,7 +64,7 @@ impl Client {
         let mut error = Status::unavailable("no member is configured");
         for offset in 0..self.members.len() {
             let at = (first + offset) % self.members.len();
-            match timeout(CALL_TIMEOUT, connect(&self.members[at], &self.security)).await {
+            match timeout(self.within, connect(&self.members[at], &self.security)).await {
                 Ok(Ok(channel)) => {
                     *self.present.lock() = (at + 1, Some(channel.clone()));
                     return Ok(InterceptedService::new(channel, RequireLeader));
@@ -81,7 +82,7 @@ impl Client {
         &self,
         call: impl FnOnce(Connection) -> F,
     ) -> Result<T, Status> {
-        self.call_within(CALL_TIMEOUT, call).await
+        self.call_within(self.within, call).await
     }
 
     async fn call_within<T, F: Future<Output = Result<Response<T>, Status>>>(

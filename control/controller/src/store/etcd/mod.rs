@@ -13,6 +13,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use castnet_proto::transport::{Address, Security};
 use tokio::sync::Mutex;
@@ -35,7 +36,7 @@ mod api {
 /// Operations of a transaction; etcd's default limit is 128.
 const OPS_MAX: usize = 100;
 /// Bytes of the values of a transaction, and of one value; etcd's default limit is 1.5 MiB for a request.
-const BYTES_MAX: usize = 1_200_000;
+pub(crate) const BYTES_MAX: usize = 1_200_000;
 /// Entries of a page.
 const PAGE: i64 = 512;
 
@@ -48,6 +49,8 @@ pub struct EtcdConfig {
     pub prefix: String,
     /// What protects the connections.
     pub security: Security,
+    /// A member that has not answered a call for so long is left for another one.
+    pub answer_within: Duration,
 }
 
 /// Result of an attempt to lead.
@@ -112,7 +115,7 @@ impl Candidate {
         Self {
             name: format!("etcd {}", config.prefix),
             prefix: config.prefix.clone(),
-            client: Arc::new(Client::new(config.members.clone(), config.security.clone())),
+            client: Arc::new(Client::new(config)),
             address: address.into(),
         }
     }

@@ -2,8 +2,9 @@
 //! peers.
 
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::Duration;
 
 use castnet_controller::store::etcd::{Campaign, Candidate, EtcdConfig, EtcdStore};
 use castnet_proto::transport::{Address, Security, TlsFiles};
@@ -78,7 +79,13 @@ impl Cluster {
             );
             return None;
         }
-        let folder = tempfile::tempdir().unwrap();
+        // etcd waits for its disk at each write, and for others that use it.
+        let memory = Path::new("/dev/shm");
+        let folder = match memory.is_dir() {
+            true => tempfile::tempdir_in(memory),
+            false => tempfile::tempdir(),
+        };
+        let folder = folder.unwrap();
         for n in 0..size {
             std::fs::create_dir(folder.path().join(n.to_string())).unwrap();
         }
@@ -174,6 +181,8 @@ impl Cluster {
             members,
             prefix: "castnet".into(),
             security: Security::default(),
+            // A loaded machine says nothing for seconds.
+            answer_within: Duration::from_secs(60),
         }
     }
 

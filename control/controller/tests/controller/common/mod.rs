@@ -57,6 +57,7 @@ pub(crate) struct Toy {
     pub(crate) neighbours: Vec<v1::Neighbour>,
     /// By prefix.
     pub(crate) routes: BTreeMap<String, v1::Route>,
+    pub(crate) guard: v1::SetSourceGuardRequest,
     /// Refuses multicast routes with this.
     pub(crate) refuse_routes: Option<Status>,
     /// Installations wait for a permit of this, and say so.
@@ -342,6 +343,16 @@ impl Agent for ToyAgent {
             toy.routes.insert(prefix, route_to_proto(route));
         }
         Ok(Response::new(v1::SetMulticastRoutesResponse::default()))
+    }
+
+    async fn set_source_guard(
+        &self,
+        request: Request<v1::SetSourceGuardRequest>,
+    ) -> Result<Response<v1::SetSourceGuardResponse>, Status> {
+        let mut toy = self.toy.lock();
+        toy.check(&request)?;
+        toy.guard = request.into_inner();
+        Ok(Response::new(v1::SetSourceGuardResponse::default()))
     }
 
     async fn get_counters(

@@ -519,6 +519,10 @@ pub(super) fn emit_due<E: Egress, O: Observer, const W: usize>(
         if !group.machine.poll_emit(cx.now, effects) {
             return false;
         }
+        if effects.is_empty() {
+            // A step of long work: the next one is for the next iteration.
+            break;
+        }
         carry_out(cx, effect_cx, group, effects, None);
     }
     true

@@ -7,7 +7,7 @@
 
 use castnet_collective::path::WORDS_MAX;
 use castnet_collective::terminated::{Effect, Inbox, Message};
-use castnet_collective::{EndpointId, EndpointSet, Terminated, TranslatedConfig};
+use castnet_collective::{CallId, EndpointId, EndpointSet, Terminated, TranslatedConfig};
 use castnet_endpoint::{
     Access, Completion, CompletionOp, EndpointConfig, LocalSlice, MemoryKey, QpConfig, QueueLimits,
     ReactionConfig, RecvWr, SendOp, SendWr, Status,
@@ -36,6 +36,12 @@ use frame::count_sent;
 
 /// Most frames sent in one iteration.
 const EMISSIONS_MAX: usize = 32;
+/// Most bytes of messages that are combined in one iteration: some tens of microseconds.
+const COMBINED_MAX: usize = 256 << 10;
+/// An action of the machine takes as long as so many bytes.
+const EFFECT: usize = 1 << 10;
+/// Bytes that are combined at once: whole elements of any type.
+const PIECE: usize = 16 << 10;
 const FIRST_QPN: u32 = 2;
 /// Where congestion control starts: the rates of links are not known here. A slower one takes a few notifications more.
 const LINK_RATE: BitRate = match BitRate::new(100_000_000_000) {
@@ -62,6 +68,7 @@ pub(crate) struct TerminatedContext {
     /// By endpoint; empty without a rate limit.
     meters: Box<[Option<TokenBucket>]>,
     kernels: KernelCache,
+    combining: Option<Combining>,
     checksum: Checksum,
     pub(super) counters: CollectiveCounters,
     congestion: CongestionCounters,
@@ -103,6 +110,18 @@ impl Room {
     fn buffers(&self) -> usize {
         2 * self.ring * self.message
     }
+}
+
+/// What is left of a message that becomes part of the sum in a slot.
+#[derive(Clone, Copy, Debug)]
+struct Combining {
+    kernel: CallId,
+    /// It overwrites what the slot holds.
+    first: bool,
+    /// Where the rest of the sum begins, and the rest of the message.
+    to: usize,
+    at: usize,
+    left: usize,
 }
 
 /// What has arrived, for the machine.
@@ -208,6 +227,7 @@ impl TerminatedContext {
                 None => Box::default(),
             },
             kernels: KernelCache::default(),
+            combining: None,
             checksum: Checksum::select(),
             counters: CollectiveCounters::default(),
             congestion: CongestionCounters::default(),
@@ -251,6 +271,7 @@ impl TerminatedContext {
             (neighbour.link, neighbour.ect) = (of.link, of.ect);
         }
         self.meters.clone_from_slice(&of.meters);
+        self.combining = of.combining;
     }
 
     /// Posts a buffer.
@@ -283,14 +304,24 @@ impl TerminatedContext {
         }
     }
 
-    /// Passes completions to the machine, and carries out its actions.
-    fn work<O: Observer>(&mut self, now: Nanos, observer: &mut O, events: &mut Events) {
+    /// Passes completions to the machine, and carries out its actions: as many as take as long as to combine so many bytes. True if there may
+    /// be more.
+    fn work<O: Observer>(
+        &mut self,
+        now: Nanos,
+        mut bytes: usize,
+        observer: &mut O,
+        events: &mut Events,
+    ) -> bool {
         loop {
             while let Some(completion) = self.connections.poll_completion() {
                 self.complete(now, &completion, events);
             }
             let mut idle = true;
             loop {
+                if !self.combine(&mut bytes) || bytes == 0 {
+                    return true;
+                }
                 let received = Received {
                     room: self.room,
                     messages: &self.messages,
@@ -299,12 +330,54 @@ impl TerminatedContext {
                     break;
                 };
                 idle = false;
+                bytes = bytes.saturating_sub(EFFECT);
                 self.carry_out(now, &effect, observer, events);
             }
             if idle {
-                return;
+                return false;
             }
         }
+    }
+
+    /// Combines a message with its slot in pieces, while `bytes` are left. False if more of it is left.
+    fn combine(&mut self, bytes: &mut usize) -> bool {
+        let Some(Combining {
+            kernel,
+            first,
+            mut to,
+            mut at,
+            mut left,
+        }) = self.combining.take()
+        else {
+            return true;
+        };
+        let apply = self.kernels.select(self.machine.call(kernel));
+        let all = self.connections.memory_mut(self.region).unwrap_or_default();
+        let Some((slots, buffers)) = all.split_at_mut_checked(self.room.buffers()) else {
+            return true;
+        };
+        while left > 0 && *bytes > 0 {
+            let piece = left.min(PIECE);
+            let (Some(sum), Some(message)) = (slots.get_mut(to..to + piece), buffers.get(at..at + piece))
+            else {
+                debug_assert!(false, "a message has at most the length of a buffer");
+                return true;
+            };
+            match first {
+                true => sum.copy_from_slice(message),
+                false => apply.apply(sum, message),
+            }
+            (to, at, left) = (to + piece, at + piece, left - piece);
+            *bytes = bytes.saturating_sub(piece);
+        }
+        self.combining = (left > 0).then_some(Combining {
+            kernel,
+            first,
+            to,
+            at,
+            left,
+        });
+        left == 0
     }
 
     fn complete(&mut self, now: Nanos, completion: &Completion, events: &mut Events) {
@@ -369,21 +442,13 @@ impl TerminatedContext {
                 bytes,
                 kernel,
             } => {
-                let kernel = self.kernels.select(self.machine.call(kernel));
-                let (to, length) = (self.room.slot(slot), bytes as usize);
-                let at = self.room.buffer(from, buffer) * self.room.message;
-                let all = self.connections.memory_mut(self.region).unwrap_or_default();
-                let parts = all.split_at_mut_checked(self.room.buffers());
-                let Some((slots, buffers)) = parts else { return };
-                let (Some(sum), Some(message)) =
-                    (slots.get_mut(to..to + length), buffers.get(at..at + length))
-                else {
-                    return debug_assert!(false, "a message has at most the length of a buffer");
-                };
-                match first {
-                    true => sum.copy_from_slice(message),
-                    false => kernel.apply(sum, message),
-                }
+                self.combining = Some(Combining {
+                    kernel,
+                    first,
+                    to: self.room.slot(slot),
+                    at: self.room.buffer(from, buffer) * self.room.message,
+                    left: bytes as usize,
+                });
             }
             Effect::Send { slot, to, bytes } => self.send(slot, to, SendOp::Send, bytes),
             Effect::SendControl { slot, to, control } => {
@@ -494,10 +559,17 @@ impl TerminatedContext {
         cx.send(&mut output.counters, port, frame);
     }
 
-    fn finish<E: Egress, O: Observer>(&mut self, services: &mut Services, cx: &mut Cx<'_, E, O>, slot: u32) {
-        self.work(cx.now, cx.observer, &mut services.events);
+    /// Combines at most so many bytes of messages, and sends what is to be sent.
+    fn finish<E: Egress, O: Observer>(
+        &mut self,
+        services: &mut Services,
+        cx: &mut Cx<'_, E, O>,
+        slot: u32,
+        bytes: usize,
+    ) {
+        let unfinished = self.work(cx.now, bytes, cx.observer, &mut services.events);
         let more = self.transmit(cx, &mut services.output, &mut services.scratch.room[..]);
-        self.schedule(services, cx.now, slot, more);
+        self.schedule(services, cx.now, slot, more || unfinished);
     }
 
     fn schedule(&mut self, services: &mut Services, now: Nanos, slot: u32, more: bool) {

@@ -5,7 +5,7 @@ use castnet_collective::path::Paths;
 use castnet_collective::{Multicast, MulticastConfig, MulticastStatus, PathId, RepairConfig};
 use castnet_reduce::prefetch;
 use castnet_rules::{Endpoint, GroupRule, HostEndpoint, MulticastRule, NextHop};
-use castnet_wire::{MacAddr, McstId, Nanos, PortId, Qpn, RoceHeader, TokenBucket};
+use castnet_wire::{Limit, MacAddr, McstId, Nanos, PortId, Qpn, RoceHeader, TokenBucket};
 use core::net::Ipv4Addr;
 
 use crate::egress::Egress;
@@ -104,6 +104,10 @@ impl Hot {
     }
 }
 
+/// How often the first packet of paths that join is reported: a source that sends it again and again does not displace other events.
+const JOINED_AT_ONCE: u64 = 8;
+const JOINED_EVERY: Nanos = Nanos::from_millis(100);
+
 /// What only set-up, exceptions and first packets of WRITEs touch.
 #[derive(Clone, Debug)]
 pub(crate) struct Cold {
@@ -118,6 +122,8 @@ pub(crate) struct Cold {
     pub(super) ring: Option<Box<Ring>>,
     /// Data of the group before the present source.
     data_before: u64,
+    /// Reports of the paths that have joined: each time that the source sends their first packet.
+    pub(crate) joined: Limit,
     /// An acknowledge packet with the addresses of `feedback`.
     pub(crate) ack: AckTemplate,
     pub(crate) exceptions: Exceptions,
@@ -222,6 +228,7 @@ impl Group {
             core,
             ring,
             data_before: 0,
+            joined: Limit::new(JOINED_AT_ONCE, JOINED_EVERY),
             ack,
             exceptions,
         });

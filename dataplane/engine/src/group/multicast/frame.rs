@@ -125,7 +125,11 @@ impl Group {
             }
         };
         let mcst_id = group.hot.mcst_id;
-        if let Event::Data { psn, .. } = event {
+        if let Event::Data { psn, .. } = event
+            && from == group.hot.source
+            && group.hot.machine.joined_with(psn).next().is_some()
+            && group.cold.joined.allows(cx.now)
+        {
             for path in group.hot.machine.joined_with(psn) {
                 let kind = EventKind::PathJoined {
                     mcst_id,

@@ -8,11 +8,12 @@ use super::live::Presence;
 use super::record::{Collective, RankRecord, Seat, Settings};
 use super::secret::Secret;
 use super::view::{self, RankState};
+use crate::error::Refusal;
 use crate::state::access::check_size;
 use crate::state::core::Core;
 use crate::state::effect::Effect;
-use crate::error::Refusal;
 use crate::state::kinds::{Ends, Joining, Kind};
+use crate::state::leases::Leased;
 use crate::state::lifecycle::{After, Event, Phase};
 use crate::state::record::{Ending, Record};
 use crate::state::requests::{Changes, Seen};
@@ -49,6 +50,10 @@ impl Core {
 
     pub(crate) fn seat_rank(&mut self, join: RankJoin, owner: &str) -> Result<Seated, Refusal> {
         let known = self.collective(&join.job).is_ok();
+        if !known && join.returns_to.is_some() {
+            // It may run on the switches, and a record that cannot be read may know it.
+            return Err(self.unknown(&join.job));
+        }
         if !known {
             self.free_name(&join.job)?;
         }
@@ -241,9 +246,7 @@ impl Core {
             entry.live.present.insert(rank, Presence::Away(call));
         }
         if let Some(lease) = lease {
-            self.later(group, lease, move |core, group| {
-                core.expired(group, rank, call);
-            });
+            self.run_timer(group, Leased::Rank(rank), lease);
         }
     }
 
@@ -262,11 +265,11 @@ impl Core {
         }
     }
 
-    fn expired(&mut self, name: &str, rank: u16, call: u64) {
+    pub(crate) fn rank_lease_over(&mut self, name: &str, rank: u16) {
         let Ok((entry, group)) = self.collective(name) else {
             return;
         };
-        if entry.live.present.get(&rank) != Some(&Presence::Away(call)) {
+        if !matches!(entry.live.present.get(&rank), Some(Presence::Away(_))) {
             return;
         }
         let Some(seat) = group.seat(rank) else {
@@ -433,4 +436,3 @@ fn same_seat<'r>(group: &'r Collective, join: &RankJoin) -> Option<&'r Seat> {
     };
     group.seat(join.rank).filter(same)
 }
-

@@ -5,8 +5,8 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::record::Collective;
-use crate::state::core::Core;
 use crate::error::Refusal;
+use crate::state::core::Core;
 
 /// The digest of a secret; `None`: the job has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,8 +6,8 @@ use castnet_proto::v1;
 
 use super::record::MemberRecord;
 use super::view;
-use crate::state::core::Core;
 use crate::error::Refusal;
+use crate::state::core::Core;
 use crate::state::kinds::Kind;
 use crate::state::lifecycle::{After, Phase};
 

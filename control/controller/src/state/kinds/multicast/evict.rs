@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use super::{late, prune};
-use crate::state::core::Core;
 use crate::error::Refusal;
+use crate::state::core::Core;
 use crate::state::kinds::{Joining, Kind};
 use crate::state::lifecycle::{Event, Phase};
 

@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use super::evict::Afterwards;
 use super::record::{MemberRecord, Multicast, Seat};
-use crate::state::core::Core;
 use crate::error::Refusal;
+use crate::state::core::Core;
 use crate::state::kinds::{Joining, Kind};
 use crate::state::lifecycle::{Cause, Failure};
 use crate::state::planning::{self, Layout, NoPlan};
@@ -46,7 +46,7 @@ impl MemberRecord {
 
 impl Multicast {
     /// Whether this host joins the running stream, and its first PSN is not known yet.
-    pub(super) fn is_waiting(&self, host: &str) -> bool {
+    pub(crate) fn is_waiting(&self, host: &str) -> bool {
         self.member(host).is_some_and(|(_, m)| m.is_waiting())
     }
 }

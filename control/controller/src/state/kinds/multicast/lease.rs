@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::evict::Afterwards;
 use super::record::{JoinedBy, Multicast, Seat};
-use crate::state::core::Core;
 use crate::error::Refusal;
+use crate::state::core::Core;
 use crate::state::kinds::Joining;
+use crate::state::leases::Leased;
 use crate::state::lifecycle::Event;
 use crate::state::record::Ending;
 
@@ -32,10 +33,7 @@ impl Core {
             return;
         };
         tracing::info!(group, host, ?lease, "call ended: its lease runs");
-        let host = host.to_owned();
-        self.later(group, lease, move |core, group| {
-            core.lease_over(group, &host, call)
-        });
+        self.run_timer(group, Leased::Host(host.to_owned()), lease);
     }
 
     /// Leases run of all members whose calls do not stand, as after a restart of the controller.
@@ -55,6 +53,14 @@ impl Core {
         });
         for (host, call) in absent.collect::<Vec<_>>() {
             self.run_lease(group, &host, call);
+        }
+    }
+
+    pub(crate) fn host_lease_over(&mut self, group: &str, host: &str) {
+        let kind = self.multicast(group).map(|(_, kind)| kind);
+        let seat = kind.ok().and_then(|kind| kind.member(host)?.1.state.seat());
+        if let Some(JoinedBy::Call(call)) = seat.map(|seat| seat.by) {
+            self.lease_over(group, host, call);
         }
     }
 

@@ -11,8 +11,8 @@ use castnet_topology::{End, Topology};
 use serde::{Deserialize, Serialize};
 
 use super::record::{Multicast, Seat};
-use crate::state::core::Core;
 use crate::error::Refusal;
+use crate::state::core::Core;
 use crate::state::kinds::Joining;
 
 /// A plan of a group, without the receivers that no tree reaches.

@@ -10,9 +10,9 @@ use super::evict::Afterwards;
 use super::late::Late;
 use super::record::{Diverted, JoinedBy, MemberRecord, MemberState, Multicast, Received, Seat};
 use super::view;
+use crate::error::Refusal;
 use crate::state::broken_links;
 use crate::state::core::Core;
-use crate::error::Refusal;
 use crate::state::kinds::{Ends, Joining, Kind};
 use crate::state::lifecycle::{After, Event, Phase};
 use crate::state::planning::{self, Layout, NoPlan};
@@ -323,4 +323,3 @@ impl Core {
         }
     }
 }
-

@@ -1,0 +1,281 @@
+//! Work is bounded: an acknowledgement of a whole window of collectives is taken in steps, and has the same outcome as many small ones.
+
+use super::{
+    CollectiveMode, Effect, Effects, EndpointConfig, EndpointId, EndpointKind, Event, LossPolicy,
+    PacketShape, RankSet, StragglerPolicy, Translated, TranslatedConfig,
+};
+use crate::calls::VISITED;
+use castnet_wire::{
+    Call, CallFlags, Control, DataType, NakCode, Nanos, Operation, Primitive, Psn, Syndrome, Verdict,
+};
+use std::vec;
+use std::vec::Vec;
+
+const RANKS: u16 = 32;
+const CALLS: u32 = 512;
+/// Collectives looked at in one call of the machine, searches included: 64 for each rank. Without steps it is each of the 512.
+const VISITS_MAX: u32 = 50_000;
+
+fn id(rank: u16) -> EndpointId {
+    EndpointId::new(rank.into()).expect("an endpoint")
+}
+
+/// A switch whose ranks have contributed to all collectives and got all results, with no acknowledgement yet.
+struct Lab {
+    machine: Translated<1>,
+    out: Effects<1>,
+    /// Packets sent by each rank, and to it.
+    sent: Vec<u32>,
+    got: Vec<u32>,
+    /// The last acknowledgement to each rank.
+    told: Vec<Option<(Psn, u32)>>,
+    /// What was sent to rank 0, by position.
+    to_first: Vec<u32>,
+    most: u32,
+}
+
+impl Lab {
+    fn new(mode: CollectiveMode, calls: u32, of: impl Fn(u32) -> Primitive) -> Self {
+        let zero = Psn::new(0);
+        let endpoint = |rank| EndpointConfig {
+            kind: EndpointKind::Rank {
+                rank,
+                sq_psn: zero,
+                rq_psn: zero,
+            },
+            ranks: RankSet::only(rank),
+        };
+        let ranks = usize::from(RANKS);
+        let mut lab = Self {
+            machine: Translated::new(TranslatedConfig {
+                endpoints: (0..RANKS).map(endpoint).collect(),
+                parent: None,
+                start_psn: zero,
+                slots: 1 << 12,
+                message_packets: 0,
+                pmtu: 0,
+                reproducible: false,
+                collectives_max: 1 << 10,
+                mode,
+                loss: LossPolicy::Repair,
+                straggler: StragglerPolicy::None,
+                tick: Nanos::from_secs(1),
+                stall_timeout: Nanos::ZERO,
+            }),
+            out: Effects::new(),
+            sent: vec![0; ranks],
+            got: vec![0; ranks],
+            told: vec![None; ranks],
+            to_first: Vec::new(),
+            most: 0,
+        };
+        for sequence in 0..calls {
+            let (primitive, root) = (of(sequence), sequence as u16 % RANKS);
+            lab.contribute(sequence, primitive, root);
+        }
+        (lab.most, lab.to_first) = (0, Vec::new());
+        lab
+    }
+
+    fn contribute(&mut self, sequence: u32, primitive: Primitive, root: u16) {
+        let call = Self::call(primitive, root);
+        (0..RANKS).for_each(|rank| self.control(sequence, rank, call));
+        for rank in 0..RANKS {
+            let sends = match primitive {
+                Primitive::AllReduce => true,
+                Primitive::Reduce => rank != root,
+                Primitive::Broadcast => rank == root,
+            };
+            if sends {
+                self.data(rank);
+            }
+        }
+    }
+
+    fn call(primitive: Primitive, root: u16) -> Call {
+        Call {
+            primitive,
+            root,
+            roots: 1,
+            operation: Operation::Sum,
+            data_type: DataType::U8,
+            flags: CallFlags::default(),
+            elements: 8,
+            packets: 1,
+        }
+    }
+
+    fn control(&mut self, sequence: u32, rank: u16, call: Call) {
+        let control = Control {
+            sequence,
+            rank,
+            call,
+            verdict: Verdict::Agreed,
+        };
+        let psn = self.next(rank);
+        self.handle(Event::Control {
+            from: id(rank),
+            psn,
+            control,
+            ack_request: false,
+        });
+    }
+
+    fn data(&mut self, rank: u16) {
+        let psn = self.next(rank);
+        self.data_at(rank, psn);
+    }
+
+    fn data_at(&mut self, rank: u16, psn: Psn) {
+        let shape = PacketShape {
+            payload: 8,
+            ..PacketShape::default()
+        };
+        self.handle(Event::Data {
+            from: id(rank),
+            psn,
+            shape,
+            ack_request: false,
+        });
+    }
+
+    fn next(&mut self, rank: u16) -> Psn {
+        let sent = &mut self.sent[usize::from(rank)];
+        *sent += 1;
+        Psn::new(*sent - 1)
+    }
+
+    fn feedback(&mut self, rank: u16, psn: u32, syndrome: Syndrome) {
+        self.handle(Event::Feedback {
+            from: id(rank),
+            psn: Psn::new(psn),
+            msn: 0,
+            syndrome,
+        });
+    }
+
+    /// One frame, and all that follows from it.
+    fn handle(&mut self, event: Event) {
+        VISITED.set(0);
+        self.machine.handle(Nanos(1), event, &mut self.out);
+        loop {
+            self.most = self.most.max(VISITED.get());
+            for effect in &self.out {
+                match *effect {
+                    Effect::Acknowledge { to, psn, msn, .. } => self.told[to.index()] = Some((psn, msn)),
+                    Effect::Emit { to, g, .. } | Effect::EmitControl { to, g, .. } => {
+                        to.iter().for_each(|e| self.got[e.index()] += 1);
+                        if to.contains(id(0)) {
+                            self.to_first.push(g.value());
+                        }
+                    }
+                    Effect::Drop(reason) => panic!("{reason}"),
+                    _ => {}
+                }
+            }
+            VISITED.set(0);
+            if !self.machine.poll_emit(Nanos(1), &mut self.out) {
+                break;
+            }
+        }
+    }
+}
+
+fn mixed(sequence: u32) -> Primitive {
+    [Primitive::Reduce, Primitive::Broadcast, Primitive::AllReduce][sequence as usize % 3]
+}
+
+#[test]
+fn an_acknowledgement_of_all_is_taken_in_steps_and_is_many_small_ones() {
+    for mode in [CollectiveMode::Translated, CollectiveMode::Augmented] {
+        for of in [
+            mixed,
+            |_| Primitive::Reduce,
+            |_| Primitive::Broadcast,
+            |_| Primitive::AllReduce,
+        ] {
+            let [mut at_once, mut one_by_one] = [(); 2].map(|()| Lab::new(mode, CALLS, of));
+            let got = at_once.got.clone();
+            for rank in 0..RANKS {
+                let last = got[usize::from(rank)] - 1;
+                at_once.feedback(rank, last, Syndrome::Ack);
+                for psn in 0..=last {
+                    one_by_one.feedback(rank, psn, Syndrome::Ack);
+                }
+            }
+            assert!(
+                at_once.most < VISITS_MAX,
+                "{mode:?}: {} collectives in one call",
+                at_once.most
+            );
+            assert_eq!(at_once.machine.status(), one_by_one.machine.status(), "{mode:?}");
+            assert!(!at_once.machine.is_active(), "{mode:?}: all is acknowledged");
+            assert_eq!(at_once.got, got, "nothing is sent again");
+            if mode == CollectiveMode::Translated {
+                assert_eq!(at_once.told, one_by_one.told);
+                let all = at_once.sent.iter().map(|sent| Psn::new(sent - 1));
+                assert!(at_once.told.iter().map(|told| told.unwrap().0).eq(all));
+            }
+        }
+    }
+}
+
+/// Where hundreds of collectives behind a Reduce send nothing by its pipe, each is looked at once, not once for each rank.
+#[test]
+fn the_end_of_a_window_is_found_in_one_walk() {
+    let of = |sequence| match sequence {
+        0 => Primitive::Reduce,
+        _ => Primitive::AllReduce,
+    };
+    let mut lab = Lab::new(CollectiveMode::Augmented, CALLS, of);
+    lab.feedback(0, 1, Syndrome::Ack);
+    assert!(lab.most < 3 * CALLS, "{} collectives in one call", lab.most);
+}
+
+/// A NAK acknowledges all before it, and the packet that it names is sent again when that has been taken.
+#[test]
+fn a_nak_behind_much_is_answered_when_all_before_it_is_taken() {
+    for mode in [CollectiveMode::Translated, CollectiveMode::Augmented] {
+        let [mut at_once, mut one_by_one] = [(); 2].map(|()| Lab::new(mode, CALLS, mixed));
+        let missing = at_once.got[0] - 7;
+        let nak = Syndrome::Nak(NakCode::PsnSequenceError);
+        for rank in 1..RANKS {
+            let last = at_once.got[usize::from(rank)] - 1;
+            for lab in [&mut at_once, &mut one_by_one] {
+                lab.feedback(rank, last, Syndrome::Ack);
+            }
+        }
+        for psn in 0..missing {
+            one_by_one.feedback(0, psn, Syndrome::Ack);
+        }
+        for lab in [&mut at_once, &mut one_by_one] {
+            assert_eq!(lab.to_first, []);
+            lab.feedback(0, missing, nak);
+            assert_eq!(lab.to_first.len(), 7, "{mode:?}: {:?}", lab.to_first);
+        }
+        assert_eq!(at_once.to_first, one_by_one.to_first);
+        assert_eq!(at_once.machine.status(), one_by_one.machine.status(), "{mode:?}");
+    }
+}
+
+/// What was received behind a gap is counted in one walk, not by a search for each packet.
+#[test]
+fn a_gap_before_a_whole_window_is_closed_in_one_walk() {
+    const PACKETS: u32 = 1000;
+    for mode in [CollectiveMode::Translated, CollectiveMode::Augmented] {
+        let mut lab = Lab::new(mode, 0, mixed);
+        let call = Call {
+            packets: PACKETS,
+            elements: u64::from(8 * PACKETS),
+            ..Lab::call(Primitive::AllReduce, 0)
+        };
+        (0..RANKS).for_each(|rank| lab.control(0, rank, call));
+        let first = lab.next(3);
+        (1..PACKETS).for_each(|_| lab.data(3));
+        lab.most = 0;
+        lab.data_at(3, first);
+        assert!(lab.most < 100, "{mode:?}: {} collectives in one call", lab.most);
+        let expected = lab.machine.endpoint(id(3)).receiving.expected;
+        assert_eq!(expected, lab.machine.calls.end(), "{mode:?}");
+    }
+}
