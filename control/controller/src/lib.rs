@@ -26,10 +26,8 @@ mod shell;
 mod state;
 pub mod store;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use castnet_proto::access::{Access, check_roles, guard, serve};
 use castnet_proto::audit::AuditLog;
@@ -52,19 +50,13 @@ use crate::shell::front::Front;
 use crate::shell::health::Probe;
 use crate::shell::shared::Shared;
 use crate::shell::{tasks, write};
-use crate::state::change::Postponed;
 use crate::state::core::Core;
-use crate::state::fabric::{Fabric, Facts};
-use crate::state::journal::Journal;
-use crate::state::multicast_routes::MulticastRoutes;
-use crate::state::others::Others;
-use crate::state::table::Groups;
 pub use crate::state::tenants::Tenant;
 pub use crate::state::{kinds, lifecycle, record, written_off};
 use crate::store::etcd::{EtcdConfig, Lead};
 use crate::store::memory::MemoryStore;
 use crate::store::redb::RedbStore;
-use crate::store::{Store, Stored, Table};
+use crate::store::{Store, Stored};
 
 /// A running controller. If dropped, it ends at once, as if killed; [`Controller::stop`] waits until it has ended.
 pub struct Controller {
@@ -257,54 +249,13 @@ async fn begin(
     let stored = Stored::load(&*store, &owner, lead.is_none(), config.init).await?;
     let staged = Arc::new(Notify::new());
     let probe = Probe::new(&stored.versions);
-    let mut groups = Groups::default();
-    for record in stored.groups {
-        groups.put(record.after_restart());
-    }
-    for (entry, reason) in &stored.set_apart {
-        tracing::error!(%entry, reason, "set apart: castnet store check says more; what switches have of it stays");
-    }
-    let apart = stored
-        .set_apart
-        .into_iter()
-        .filter(|(key, _)| key.table == Table::Groups);
-    let set_apart: BTreeMap<String, String> = apart.map(|(key, reason)| (key.name, reason)).collect();
-    let switches = config.switches.iter().map(|s| s.name.clone());
-    // What is in memory alone is new at each start, as everybody knows.
-    let may_be_wrong = stored.is_new && (config.store.is_some() || config.etcd.is_some());
-    let core = Core {
-        config: config.clone(),
-        effects: Vec::new(),
-        now: Instant::now(),
-        unix_ns: 0,
-        is_watched: false,
-        facts: Fabric::new(Facts::new(
-            config.topology.clone(),
-            switches.clone(),
-            stored.hosts,
-        )),
-        capabilities: BTreeMap::new(),
-        groups,
-        written_off: stored.written_off,
-        others: Others::new(may_be_wrong, !set_apart.is_empty(), switches),
-        set_apart,
-        calls: 0,
-        numbers: AtomicU64::new(0),
-        mcst_pool: config.mcst_pool,
-        last_mcst_ids: BTreeMap::new(),
-        journal: Journal::new(stored.versions, staged.clone()),
-        store_error: None,
-        postponed: Postponed::default(),
-        links_changed: Default::default(),
-        signs: Default::default(),
-        multicast_routes: MulticastRoutes::new(config.topology.as_ref()).unwrap_or_default(),
-    };
     let term = ControllerTerm {
-        owner: stored.owner,
+        owner: stored.owner.clone(),
         epoch: stored.epoch,
         instance: stored.instance,
         address: address.to_string(),
     };
+    let core = Core::new(config.clone(), stored, Instant::now(), staged.clone());
     let shared = Arc::new(Shared::new(config, &term, lead, core, staged));
     // It ends by itself, after the last write.
     shared.tasks.spawn(write::write(shared.clone(), store, probe));

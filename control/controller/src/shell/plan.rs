@@ -73,9 +73,7 @@ impl Shared {
         let layout = core.plan_now(&record);
         Ok(then(&mut core, record, layout))
     }
-}
 
-impl Shared {
     /// Like [`Shared::plan`], for a group that is created. Returns when it is on disk.
     pub(crate) async fn create<T>(
         self: &Arc<Self>,
@@ -145,9 +143,7 @@ impl Shared {
         };
         self.plan(record, then).await?
     }
-}
 
-impl Shared {
     pub(crate) async fn create_collective(
         self: &Arc<Self>,
         new: NewCollective,
@@ -170,9 +166,7 @@ impl Shared {
         };
         self.create(record, then).await
     }
-}
 
-impl Shared {
     /// Returns whether all members are in already.
     pub(crate) async fn create_multicast(
         self: &Arc<Self>,

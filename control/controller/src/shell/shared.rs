@@ -223,9 +223,7 @@ impl Shared {
             }
         }
     }
-}
 
-impl Shared {
     /// `core` is locked.
     pub(crate) fn carry_out(self: &Arc<Self>, core: &Core, effect: Effect) {
         let shared = self.clone();

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 use castnet_proto::v1;
 use castnet_rules::Ipv4Net;
 use castnet_wire::McstId;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::config::Config;
@@ -14,7 +15,7 @@ use crate::error::Refusal;
 use crate::state::broken_links::Changed;
 use crate::state::change::Postponed;
 use crate::state::effect::Effect;
-use crate::state::fabric::{Fabric, Reach};
+use crate::state::fabric::{Fabric, Facts, Reach};
 use crate::state::journal::Journal;
 use crate::state::kinds::collective::record::Collective;
 use crate::state::kinds::multicast::record::Multicast;
@@ -24,7 +25,7 @@ use crate::state::others::Others;
 use crate::state::record::Record;
 use crate::state::table::{Entry, Groups, Usage};
 use crate::state::written_off::AllWrittenOff;
-use crate::store::StoreError;
+use crate::store::{StoreError, Stored, Table};
 
 /// Events that a slow reader may lag behind before it loses some.
 pub(crate) const EVENTS_MAX: usize = 1024;
@@ -65,6 +66,52 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    /// The state as it is stored, before anything is heard of switches. `wake` is notified when there is something to write.
+    pub(crate) fn new(config: Arc<Config>, stored: Stored, now: Instant, wake: Arc<Notify>) -> Self {
+        let mut groups = Groups::default();
+        for record in stored.groups {
+            groups.put(record.after_restart());
+        }
+        for (entry, reason) in &stored.set_apart {
+            tracing::error!(%entry, reason, "set apart: castnet store check says more; what switches have of it stays");
+        }
+        let apart = stored
+            .set_apart
+            .into_iter()
+            .filter(|(key, _)| key.table == Table::Groups);
+        let set_apart: BTreeMap<String, String> = apart.map(|(key, reason)| (key.name, reason)).collect();
+        let switches = config.switches.iter().map(|s| s.name.clone());
+        // What is in memory alone is new at each start, as everybody knows.
+        let may_be_wrong = stored.is_new && (config.store.is_some() || config.etcd.is_some());
+        Self {
+            effects: Vec::new(),
+            now,
+            unix_ns: 0,
+            is_watched: false,
+            facts: Fabric::new(Facts::new(
+                config.topology.clone(),
+                switches.clone(),
+                stored.hosts,
+            )),
+            capabilities: BTreeMap::new(),
+            groups,
+            written_off: stored.written_off,
+            others: Others::new(may_be_wrong, !set_apart.is_empty(), switches),
+            set_apart,
+            calls: 0,
+            numbers: AtomicU64::new(0),
+            mcst_pool: config.mcst_pool,
+            last_mcst_ids: BTreeMap::new(),
+            journal: Journal::new(stored.versions, wake),
+            store_error: None,
+            postponed: Postponed::default(),
+            links_changed: Changed::default(),
+            signs: Signs::default(),
+            multicast_routes: MulticastRoutes::new(config.topology.as_ref()).unwrap_or_default(),
+            config,
+        }
+    }
+
     pub(crate) fn group(&self, name: &str) -> Result<&Entry, Refusal> {
         self.groups.get(name).ok_or_else(|| self.unknown(name))
     }
@@ -127,9 +174,7 @@ impl Core {
             (None, None) => Ok(()),
         }
     }
-}
 
-impl Core {
     /// Sends an event to all subscribers, once the changes staged so far are on disk.
     pub(crate) fn publish(&mut self, event: v1::controller_event::Event) {
         let event = v1::ControllerEvent {

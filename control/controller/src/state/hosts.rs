@@ -29,9 +29,7 @@ impl Core {
             && self.facts.unfiled.contains(old)
             && self.groups_with(old, |party, _| party.ends.is_some()).is_empty()
     }
-}
 
-impl Core {
     /// Notes the addresses of a host. The host that had them before is forgotten, see [`Core::gives_way`].
     pub(crate) fn know(&mut self, endpoint: &HostEndpoint) -> Result<(), Refusal> {
         let HostEndpoint { name, ip, mac, .. } = endpoint;

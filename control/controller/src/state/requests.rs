@@ -200,9 +200,7 @@ impl Core {
             None => Ok(()),
         }
     }
-}
 
-impl Core {
     /// A group that a client wants. Its McstIDs are not given to others at once, even if it is never added.
     pub(crate) fn draw_up(
         &mut self,

@@ -43,9 +43,7 @@ impl Core {
         }
         groups
     }
-}
 
-impl Core {
     /// Forgets a group whose removal waits for switches. Returns these.
     pub(crate) fn write_off(&mut self, group: &str) -> Result<Vec<String>, Refusal> {
         let Ok(entry) = self.group(group) else {

@@ -1,5 +1,4 @@
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use castnet_proto::convert::new_group_from_proto;
@@ -10,8 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::config::{Config, SwitchConfig};
 use crate::state::effect::Effect;
-use crate::state::fabric::{Fabric, Facts, HostRecord, NeighbourReport, SwitchReport, Who};
-use crate::state::journal::Journal;
+use crate::state::fabric::{HostRecord, NeighbourReport, SwitchReport, Who};
 use crate::state::kinds::collective::live::Presence;
 use crate::state::kinds::collective::record::{Collective, Settings};
 use crate::state::kinds::multicast::record::Multicast;
@@ -19,7 +17,7 @@ use crate::state::kinds::{Joining, Kind};
 use crate::state::leases::Leased;
 use crate::state::lifecycle::{After, Phase};
 use crate::state::record::Record;
-use crate::state::table::Groups;
+use crate::store::Stored;
 
 const MEMBERS: u8 = 5;
 const WATCHERS: usize = 3;
@@ -29,29 +27,9 @@ fn core() -> Core {
         name: "s".into(),
         agent: "unix:/nowhere".parse().expect("an address"),
     };
-    Core {
-        config: Arc::new(Config::new(vec![switch])),
-        effects: Vec::new(),
-        now: tokio::time::Instant::now(),
-        unix_ns: 0,
-        is_watched: false,
-        facts: Fabric::new(Facts::new(None, ["s".to_owned()], [])),
-        capabilities: BTreeMap::new(),
-        groups: Groups::default(),
-        written_off: BTreeMap::new(),
-        set_apart: BTreeMap::new(),
-        others: Default::default(),
-        calls: 0,
-        numbers: AtomicU64::new(0),
-        mcst_pool: "10.200.0.0/24".parse().unwrap(),
-        last_mcst_ids: BTreeMap::new(),
-        journal: Journal::new(BTreeMap::new(), Arc::default()),
-        store_error: None,
-        postponed: Default::default(),
-        links_changed: Default::default(),
-        signs: Default::default(),
-        multicast_routes: Default::default(),
-    }
+    let config = Config::new(vec![switch]);
+    let now = tokio::time::Instant::now();
+    Core::new(config.into(), Stored::default(), now, Arc::default())
 }
 
 /// A new group: `m` has members with connections, `c` has ranks.

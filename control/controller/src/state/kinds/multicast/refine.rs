@@ -69,9 +69,7 @@ impl Core {
         file.flat_map(|file| file.programmable().map(|router| router.name.clone()))
             .collect()
     }
-}
 
-impl Core {
     /// Refines all groups that may be, when a router has come.
     pub(crate) fn refine_all(&mut self) {
         for name in self.groups.names() {

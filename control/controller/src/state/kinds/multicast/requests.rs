@@ -308,9 +308,7 @@ impl Core {
             }
         })
     }
-}
 
-impl Core {
     pub(super) fn member(&self, group: &str, host: &str) -> Result<(&Record, &MemberRecord), Refusal> {
         let (entry, kind) = self.multicast(group)?;
         match kind.member(host) {
