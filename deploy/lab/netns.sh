@@ -628,7 +628,7 @@ create_group() {
 # Destroys all groups that this verb has created.
 destroy_groups() {
     local group
-    for group in "${groups[@]}"; do "$castnet" group destroy "$group" >/dev/null; done
+    for group in "${groups[@]}"; do "$castnet" group destroy "$group" >/dev/null || [ $? = 4 ]; done
     groups=()
 }
 

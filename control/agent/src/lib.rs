@@ -34,6 +34,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use castnet_proto::access::{Access, guard, serve};
+use castnet_proto::convert::SourceGuardParts;
 use castnet_proto::process;
 use castnet_proto::transport::{Address, Security, Server, TransportError};
 use castnet_proto::v1::agent_server::AgentServer;
@@ -51,6 +52,8 @@ pub(crate) struct Shared {
     pub(crate) dataplane: Arc<Dataplane>,
     /// Locked during an installation: those of several clients do not mix.
     pub(crate) owners: Mutex<Owners>,
+    /// What each owner has said about ports of hosts.
+    pub(crate) guards: Mutex<BTreeMap<String, SourceGuardParts>>,
     pub(crate) events: Arc<Events>,
     /// Drawn at each start.
     pub(crate) boot_id: u64,
@@ -107,6 +110,7 @@ impl Agent {
         let shared = Arc::new(Shared {
             dataplane,
             owners: Mutex::default(),
+            guards: Mutex::default(),
             events,
             boot_id,
         });

@@ -24,6 +24,8 @@ use tonic::{Code, Request, Response, Status};
 use crate::install::stopped;
 use crate::{Shared, taps, view};
 
+/// Owners with a source guard.
+const GUARDS_MAX: usize = 64;
 /// Longest frame of a dry run: an IPv4 packet with an Ethernet header and a tag.
 const FRAME_BYTES_MAX: usize = 65_535 + 18;
 type Messages<T> = ReceiverStream<Result<T, Status>>;
@@ -288,12 +290,24 @@ impl v1::agent_server::Agent for Service {
     ) -> Answer<v1::SetSourceGuardResponse> {
         let who = Caller::of(&request)?;
         let caller = term_to_change(&who, &request)?;
-        let (hosts, prefixes) = source_guard_from_proto(request.get_ref())?;
-        who.concerns(format!("{} ports of hosts", hosts.len()));
+        let guard = source_guard_from_proto(request.get_ref())?;
+        who.concerns(format!("{} ports of hosts", guard.ports.len()));
         self.ask(move |shared| {
             let mut owners = shared.owners.lock();
             owners.check(&caller)?;
-            let done = shared.dataplane.set_source_guard(hosts, &prefixes);
+            let owner = caller.map(|term| term.owner).unwrap_or_default();
+            let mut guards = shared.guards.lock();
+            if !guards.contains_key(&owner) && guards.len() == GUARDS_MAX {
+                let reason = format!("{GUARDS_MAX} owners have a source guard here already");
+                return Err(refuse(Code::ResourceExhausted, "ports", reason));
+            }
+            guards.insert(owner, guard);
+            let ports = guards.values().flat_map(|guard| guard.ports.iter().copied());
+            let hosts = guards.values().flat_map(|guard| guard.hosts.iter().copied());
+            let prefixes = guards.values().flat_map(|guard| guard.prefixes.iter().copied());
+            let done = shared
+                .dataplane
+                .set_source_guard(ports, hosts, prefixes.collect());
             done.map_err(stopped)?;
             Ok(v1::SetSourceGuardResponse {})
         })

@@ -397,8 +397,14 @@ impl Calls {
     }
 
     fn nth_of(&self, g: u64) -> Option<u32> {
-        let is_in_flight = self.count > 0 && self.nth(0).start <= g && g < self.end;
-        is_in_flight.then(|| self.search(g))
+        if self.count == 0 || g >= self.end {
+            return None;
+        }
+        let oldest = self.nth(0);
+        match g < oldest.end() {
+            true => (oldest.start <= g).then_some(0),
+            false => Some(self.search(g)),
+        }
     }
 
     pub(super) fn get(&self, index: usize) -> &Collective {
@@ -413,6 +419,11 @@ impl Calls {
 
     pub(super) fn get_mut(&mut self, index: usize) -> &mut Collective {
         &mut self.ring[index]
+    }
+
+    /// The end of the oldest one in flight.
+    pub(super) fn oldest_end(&self) -> Option<u64> {
+        (self.count > 0).then(|| self.oldest().end())
     }
 
     /// With their numbers, oldest first.

@@ -13,7 +13,7 @@ use crate::group::context::{Context, ContextStatus, with_group};
 use crate::group::install::InstallError;
 use crate::group::kind::Kind;
 use crate::group::multicast::context::{Group, GroupStatus};
-use crate::group::services::Services;
+use crate::group::services::{Services, WORK_MAX};
 use crate::group::table::Groups;
 use crate::observe::counters::{CountersSnapshot, Totals};
 use crate::observe::events::EngineEvent;
@@ -202,6 +202,7 @@ impl Engine {
             bridge,
             ..
         } = self;
+        services.work = WORK_MAX;
         bridge.handle_timeout(&mut cx, services);
         for _ in 0..GROUPS_PER_CALL {
             let Some(slot) = services.timers.coarse.pop(now) else {

@@ -336,13 +336,15 @@ impl Dataplane {
         self.shared.set_routes_within(scope, routes)
     }
 
-    /// From now on frames that come in by the ports of these hosts have no source within `prefixes` but the host itself.
+    /// From now on, frames that come in by these ports have no source within `prefixes` but those of the hosts there.
     pub fn set_source_guard(
         &self,
+        ports: impl IntoIterator<Item = PortId>,
         hosts: impl IntoIterator<Item = (PortId, Ipv4Addr)>,
-        prefixes: &[Ipv4Net],
+        prefixes: Vec<Ipv4Net>,
     ) -> Result<(), Stopped> {
-        self.shared.set_source_guard(SourceGuard::new(hosts, prefixes))
+        self.shared
+            .set_source_guard(SourceGuard::new(ports, hosts, prefixes))
     }
 
     /// Removes the route with this prefix. Returns false if there is none.

@@ -1,5 +1,4 @@
 use core::net::Ipv4Addr;
-use std::collections::BTreeMap;
 
 use castnet_rules::{Fault, FaultKind, Ipv4Net, Route, RouteHop, check_routes, is_replicable};
 use castnet_wire::{MacAddr, PortId};
@@ -39,28 +38,41 @@ pub fn multicast_routes_from_proto(
     r.finish(Some((scope, routes)))
 }
 
-/// Reads the ports, each with the address of its host, and the prefixes of a [`v1::SetSourceGuardRequest`]. Reports every fault.
-pub fn source_guard_from_proto(
-    message: &v1::SetSourceGuardRequest,
-) -> Result<(BTreeMap<PortId, Ipv4Addr>, Vec<Ipv4Net>), Invalid> {
+/// What a [`v1::SetSourceGuardRequest`] says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SourceGuardParts {
+    /// Ports where hosts are.
+    pub ports: Vec<PortId>,
+    /// The hosts there.
+    pub hosts: Vec<(PortId, Ipv4Addr)>,
+    /// What no other source may be within.
+    pub prefixes: Vec<Ipv4Net>,
+}
+
+/// Reads a [`v1::SetSourceGuardRequest`]. Reports every fault.
+pub fn source_guard_from_proto(message: &v1::SetSourceGuardRequest) -> Result<SourceGuardParts, Invalid> {
     let mut r = Reader::default();
-    let ports = message.ports.iter().enumerate().map(|(i, host)| {
+    let mut parts = SourceGuardParts::default();
+    for (i, number) in message.ports.iter().enumerate() {
+        parts
+            .ports
+            .push(r.read(format_args!("ports[{i}]"), port(*number), PortId::default()));
+    }
+    for (i, host) in message.hosts.iter().enumerate() {
         let port = r.read(
-            format_args!("ports[{i}].port"),
+            format_args!("hosts[{i}].port"),
             port(host.port),
             PortId::default(),
         );
-        let own = r.read(format_args!("ports[{i}].ip"), ip(&host.ip), Ipv4Addr::UNSPECIFIED);
-        (port, own)
-    });
-    let ports = ports.collect();
-    let prefixes = message
-        .prefixes
-        .iter()
-        .enumerate()
-        .map(|(i, text)| r.read(format_args!("prefixes[{i}]"), prefix(text), Ipv4Net::default()));
-    let prefixes = prefixes.collect();
-    r.finish(Some((ports, prefixes)))
+        let own = r.read(format_args!("hosts[{i}].ip"), ip(&host.ip), Ipv4Addr::UNSPECIFIED);
+        parts.hosts.push((port, own));
+    }
+    for (i, text) in message.prefixes.iter().enumerate() {
+        parts
+            .prefixes
+            .push(r.read(format_args!("prefixes[{i}]"), prefix(text), Ipv4Net::default()));
+    }
+    r.finish(Some(parts))
 }
 
 /// Reads one route. Reports every fault, with fields such as `route.next_hops[0].mac`.

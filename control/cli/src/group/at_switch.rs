@@ -1,7 +1,5 @@
 //! Groups at one switch, without the controller.
 
-use std::collections::BTreeMap;
-
 use castnet_console::api;
 use castnet_console::api::installed_group::State;
 use castnet_console::columns;
@@ -134,23 +132,6 @@ fn move_refused(status: tonic::Status, group: &str) -> Failure {
 }
 
 /// Removes the groups of a file after one was refused. Groups that ran before stay.
-/// Installs rules that were replaced.
-async fn put_back(agent: &mut api::AgentClient, rules: Vec<api::GroupRule>) {
-    for rule in rules {
-        let mcst_id = rule.mcst_id.clone();
-        let request = api::InstallGroupRequest {
-            rule: Some(rule),
-            ..Default::default()
-        };
-        if let Err(status) = agent.install_group(request).await {
-            remark(&format!(
-                "group {mcst_id} is not put back as it was: {}",
-                status.message()
-            ));
-        }
-    }
-}
-
 async fn remove_again(agent: &mut api::AgentClient, groups: &[McstId]) {
     for mcst_id in groups {
         let request = api::RemoveGroupRequest {
@@ -254,15 +235,6 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
             if groups.is_empty() {
                 return Err(Failure::usage(format!("{} has no such group", file.display())));
             }
-            // What these replace is put back if one is refused.
-            let listed = agent.list_groups(api::ListGroupsRequest::default()).await?;
-            let before: BTreeMap<String, api::GroupRule> = listed
-                .into_inner()
-                .groups
-                .into_iter()
-                .filter_map(|group| group.rule)
-                .map(|rule| (rule.mcst_id.clone(), rule))
-                .collect();
             let (mut left, mut new, mut replaced, mut refused) =
                 (groups.iter(), Vec::new(), Vec::new(), None);
             for request in install_requests("", groups.iter().copied()) {
@@ -276,12 +248,7 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
                 for (result, rule) in results.into_iter().zip(left.by_ref()) {
                     match install_result_from_proto(result) {
                         Ok(api::InstallOutcome::Installed) => new.push(rule.mcst_id),
-                        Ok(api::InstallOutcome::Replaced) => {
-                            // Rules are replaced by those of later generations alone.
-                            let generation = rule.generation + 1;
-                            let old = before.get(&rule.mcst_id.to_string()).cloned();
-                            replaced.extend(old.map(|old| api::GroupRule { generation, ..old }));
-                        }
+                        Ok(api::InstallOutcome::Replaced) => replaced.push(rule.name.as_str()),
                         Ok(_) => {}
                         Err(status) => {
                             let failure = Failure::from(status).while_doing(format!("group {}", rule.name));
@@ -295,7 +262,10 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
             }
             if let Some(failure) = refused {
                 remove_again(&mut agent, &new).await;
-                put_back(&mut agent, replaced).await;
+                if !replaced.is_empty() {
+                    // Nobody is told the keys of memory in the rules that they had.
+                    remark(&format!("replaced already, and not put back: {}", replaced.join(", ")));
+                }
                 return Err(failure);
             }
             let names: Vec<_> = groups.iter().map(|g| g.name.clone()).collect();

@@ -52,6 +52,8 @@ pub(crate) struct Link {
     look: Notify,
     /// Held while a task changes the routes of the switch.
     routes_turn: tokio::sync::Mutex<()>,
+    /// What the switch was told about ports of hosts since it was connected.
+    guard: parking_lot::Mutex<Option<v1::SetSourceGuardRequest>>,
     /// What drivers have asked for since a task last had the turn.
     asked: parking_lot::Mutex<VecDeque<install::Asked>>,
 }
@@ -143,6 +145,7 @@ impl Link {
             turn: tokio::sync::Mutex::default(),
             look: Notify::new(),
             routes_turn: tokio::sync::Mutex::default(),
+            guard: parking_lot::Mutex::default(),
             asked: parking_lot::Mutex::default(),
         }
     }
@@ -234,6 +237,7 @@ impl Link {
         let mut events = call(within, client.watch_events(v1::WatchAgentEventsRequest {})).await?;
         let first = async { events.message().await.map(Response::new) };
         call(within, first).await?.ok_or_else(ended)?;
+        *self.guard.lock() = None;
         self.report(shared, &mut client).await?;
         {
             let mut core = shared.lock();

@@ -109,6 +109,7 @@ fn reads(key: &Key, value: &[u8]) -> Result<(), serde_json::Error> {
         Table::Groups => serde_json::from_slice(value).map(|_: Record| ()),
         Table::Hosts => serde_json::from_slice(value).map(|_: HostRecord| ()),
         Table::WrittenOff => serde_json::from_slice(value).map(|_: WrittenOff| ()),
+        Table::Meta if key.name == "owner" => serde_json::from_slice(value).map(|_: String| ()),
         Table::Meta => Ok(()),
     }
 }

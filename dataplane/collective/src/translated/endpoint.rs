@@ -32,12 +32,6 @@ pub(super) struct Sending {
     pub(super) paced_until: u64,
     /// A packet was acknowledged since the last tick, or sent when none was outstanding.
     pub(super) moved: bool,
-    /// The lowest position that the endpoint has not acknowledged, while it is in `claims`; then `acked` follows in steps.
-    pub(super) claimed: u64,
-    /// `claimed` in the host's count of packets.
-    pub(super) claimed_d: u64,
-    /// The NAK that came with it.
-    pub(super) claimed_nak: Option<Syndrome>,
     /// Of the packet at `acked`. Used only if NAKs are reflected.
     pub(super) refusal: Option<Syndrome>,
     /// End of the wait for a posted receive, while the endpoint is in `rnr_waiting`.

@@ -1,20 +1,17 @@
 //! ReceiveAck and SendAck: feedback from the receivers of a packet, and feedback to its senders.
 
 use super::bridge::wire;
-use super::endpoint::Sending;
+use super::endpoint::Receiving;
 use super::machine::{Translated, emit};
 use super::{Effect, Effects, EndpointId, EndpointKind, EndpointSet};
-use crate::calls::{Flow, Role};
+use crate::calls::{Collective, Flow, Role};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 
-/// Work of one step of an acknowledgement, in parts of collectives times endpoints: a fraction of a millisecond.
-const STEP: usize = 2048;
+/// Parts of collectives that one step confirms to senders: some tenths of a millisecond.
+const STEP: usize = 4096;
 
-/// Most work that is done while the frame is handled: a batch can have many such frames.
+/// The same while a frame is handled, beside two for each endpoint: a batch can have many such frames.
 const AT_ONCE: usize = 64;
-
-/// Parts of collectives that one call confirms to a sender.
-const PARTS_MAX: usize = 2048;
 
 /// 10 us.
 const SHORTEST_WAIT: RnrTimer = RnrTimer::new(1);
@@ -89,84 +86,21 @@ impl<const W: usize> Translated<W> {
         let Some(to) = to.filter(|&to| to <= sent) else {
             return emit(out, Effect::Drop(DropReason::AckAhead));
         };
-        // A host cannot refuse a packet that was not sent to it.
-        let nak = (refused && to != sent).then_some(syndrome);
-        let to_d = self.endpoint(from).sending.acked_d + count;
-        self.claim(now, from, (to, to_d), nak);
-    }
-
-    /// An acknowledgement of all below `to`, which has been sent, and a NAK of that packet. One that covers much is taken in steps: thousands
-    /// of collectives can be in flight, and each can concern all endpoints.
-    fn claim(&mut self, now: Nanos, from: EndpointId, (to, to_d): (u64, u64), nak: Option<Syndrome>) {
-        let Sending { acked, claimed, .. } = self.endpoint(from).sending;
-        if to < claimed {
-            return;
-        }
-        let sending = &mut self.endpoint_mut(from).sending;
-        (sending.claimed, sending.claimed_d, sending.claimed_nak) = (to, to_d, nak);
-        match self.claims.is_empty() && self.step_end(from, acked, to, AT_ONCE) == to {
-            true => self.take_to(now, from, to),
-            false => self.claims.insert(from),
-        }
-    }
-
-    /// One step of an acknowledgement.
-    pub(super) fn take_claim(&mut self, now: Nanos, from: EndpointId) {
-        let Sending { acked, claimed, .. } = self.endpoint(from).sending;
-        self.take_to(now, from, self.step_end(from, acked, claimed, STEP));
-    }
-
-    /// Where a step from `g` on ends that is made for an acknowledgement of all below `to`, with this much work.
-    fn step_end(&self, from: EndpointId, mut g: u64, to: u64, work: usize) -> u64 {
-        let mut parts = (work / self.endpoints.len().max(1)).max(1);
-        for call in self.calls.from(g) {
-            while g < call.end() {
-                if g >= to || parts == 0 {
-                    return g.min(to);
-                }
-                g = call.settle(from, Role::Receives, call.part_end(g));
-                parts -= 1;
-            }
-        }
-        to
-    }
-
-    /// Takes an acknowledgement up to a position within what `from` has claimed.
-    fn take_to(&mut self, now: Nanos, from: EndpointId, to: u64) {
-        let Sending {
-            acked,
-            acked_d,
-            claimed,
-            claimed_d,
-            ..
-        } = self.endpoint(from).sending;
-        let mut nak = None;
-        if to == claimed {
-            let sending = &mut self.endpoint_mut(from).sending;
-            (sending.claimed, sending.claimed_d) = (0, 0);
-            nak = sending.claimed_nak.take();
-            self.claims.remove(from);
-        }
-        if to > acked {
-            if self.is_rank(from) {
-                let to_d = match to == claimed {
-                    true => claimed_d,
-                    false => acked_d + self.calls.count(from, Role::Receives, acked, to),
-                };
-                self.endpoint_mut(from).sending.acked_d = to_d;
-            }
+        if count > 0 {
+            self.endpoint_mut(from).sending.acked_d += count;
             self.acknowledged(now, from, to);
         }
-        if let Some(syndrome) = nak.filter(|_| to >= acked) {
-            self.take_nak(now, from, syndrome);
+        if !refused {
+            return;
         }
-    }
-
-    /// A host has refused its lowest unacknowledged packet.
-    fn take_nak(&mut self, now: Nanos, from: EndpointId, syndrome: Syndrome) {
+        if to == sent {
+            // The host refuses a packet that was not sent to it.
+            return;
+        }
         if self.is_repairing() {
             let is_parent = self.is_parent(from);
             let sending = &mut self.endpoint_mut(from).sending;
+            debug_assert_eq!(sending.acked, to);
             sending.go_back();
             sending.probing = false;
             // A parent of Mode-II acknowledges too late for that.
@@ -208,7 +142,7 @@ impl<const W: usize> Translated<W> {
             }
             let to = self.acknowledged_below(from, g + 1);
             if to > acked {
-                self.claim(now, from, (to, 0), None);
+                self.acknowledged(now, from, to);
             }
         } else if g >= sent {
             emit(out, Effect::Drop(DropReason::AckAhead));
@@ -240,6 +174,9 @@ impl<const W: usize> Translated<W> {
         let is_parent = self.is_parent(from);
         let mut acked = self.endpoint(from).sending.acked;
         for call in self.calls.from(acked) {
+            if acked >= self.limit {
+                break;
+            }
             while acked < call.end().min(self.limit) {
                 let by_result =
                     is_parent && call.flow(acked) == Flow::UpDown && !(self.is_augmented() && acked < target);
@@ -279,13 +216,6 @@ impl<const W: usize> Translated<W> {
         sending.acked = acked;
         sending.moved = true;
         sending.refusal = None;
-        if acked < sending.claimed {
-            // More follows: what is to be sent next is seen then.
-            if sending.next < acked {
-                sending.go_back();
-            }
-            return;
-        }
         // The answer to a probe acknowledges all that the host had, and the probe.
         if sending.probing && is_probed && acked < sending.next {
             sending.pace();
@@ -309,10 +239,14 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Confirms packets of the senders for which the acknowledgement of `from`, from `before` to `acked`, is decisive.
+    /// Confirms packets of the senders for which the acknowledgement of `from`, from `before` to `acked`, is decisive. It can be so for a whole
+    /// window of each of them: what is too much at once is left for [`Translated::catch_up`].
     fn confirm_senders(&mut self, from: EndpointId, before: u64, acked: u64) {
         let (mut g, mut senders) = (before, EndpointSet::EMPTY);
         for call in self.calls.from(before) {
+            if g >= acked {
+                break;
+            }
             while g < acked.min(call.end()) {
                 match call.flow(g) {
                     Flow::UpDown => {
@@ -328,81 +262,164 @@ impl<const W: usize> Translated<W> {
                 g = call.part_end(g);
             }
         }
+        let mut work = match self.is_behind() {
+            true => 0,
+            false => AT_ONCE + 2 * self.endpoints.len(),
+        };
         for sender in senders {
-            self.confirm(sender, u64::MAX);
+            if !self.confirm(sender, u64::MAX, &mut work) {
+                self.unconfirmed.insert(sender);
+            }
         }
         debug_assert!(
             self.cold()
                 .all
                 .iter()
-                .all(|sender| self.confirmable(sender, u64::MAX).is_none()),
+                .all(|sender| self.unconfirmed.contains(sender) || !self.can_confirm(sender)),
             "an acknowledgement concerns those whose packets it decides"
         );
     }
 
-    /// The collective's index and the position up to which packets of `sender` below `end` can be confirmed, within one part of the collective.
-    fn confirmable(&self, sender: EndpointId, end: u64) -> Option<(usize, u64)> {
-        let receiving = &self.endpoint(sender).receiving;
-        let (g, bound) = (receiving.confirmed, receiving.expected.min(self.limit).min(end));
-        if g >= bound {
-            return None;
-        }
-        let index = self.calls.find(g)?;
-        let call = self.calls.get(index);
+    /// Up to where packets of `sender` from `g` on can be confirmed, within one part of the collective, and the work to find that out.
+    fn decided(&self, call: &Collective, sender: EndpointId, g: u64) -> (u64, usize) {
         let flow = call.flow(g);
-        let decided = if !self.is_augmented() {
+        let (decided, work) = if !self.is_augmented() {
             let deciders = self.deciders(sender, flow);
-            deciders.iter().map(|e| self.endpoint(e).sending.acked).min()
+            let all = matches!(flow, Flow::Scatter(_)) || (flow == Flow::UpDown && self.is_parent(sender));
+            let acked = deciders.iter().map(|e| self.endpoint(e).sending.acked).min();
+            (
+                acked.unwrap_or(u64::MAX),
+                if all { 1 + self.endpoints.len() / 8 } else { 1 },
+            )
         } else if self.is_rank(sender) {
-            None
+            (u64::MAX, 1)
         } else {
             // An ACK lets a switch send further packets, for which there must be slots.
-            Some(self.psn_start(self.pipe_in(flow, sender)) + self.hop_window())
+            (self.psn_start(self.pipe_in(flow, sender)) + self.hop_window(), 1)
         };
-        let upto = decided.unwrap_or(bound).min(bound).min(call.part_end(g));
-        (upto > g).then_some((index, upto))
+        (decided.min(call.part_end(g)), work)
+    }
+
+    fn can_confirm(&self, sender: EndpointId) -> bool {
+        let receiving = &self.endpoint(sender).receiving;
+        let g = receiving.confirmed;
+        let call = self.calls.find(g).map(|index| self.calls.get(index));
+        g < receiving.expected.min(self.limit) && call.is_some_and(|call| self.decided(call, sender, g).0 > g)
     }
 
     /// Confirms packets of `sender` below `end`: in Mode-II as far as its deciders have acknowledged them, and an ACK becomes due on progress;
-    /// in Mode-III as far as they have been received. False if there is more.
-    pub(super) fn confirm(&mut self, sender: EndpointId, end: u64) -> bool {
-        let (is_rank, message_packets) = (self.is_rank(sender), self.cold().message_packets);
-        let (mut news, mut steps) = (false, 0);
-        while let Some((index, upto)) = self.confirmable(sender, end) {
-            if steps == PARTS_MAX && self.is_augmented() {
+    /// in Mode-III as far as they have been received. Each part of a collective takes from `work`. False if there may be more when that is
+    /// used up.
+    pub(super) fn confirm(&mut self, sender: EndpointId, end: u64, work: &mut usize) -> bool {
+        let (is_rank, is_parent) = (self.is_rank(sender), self.is_parent(sender));
+        let Receiving {
+            expected,
+            confirmed: before,
+            mut confirmed_u,
+            mut messages,
+            ..
+        } = self.endpoint(sender).receiving;
+        let bound = expected.min(self.limit).min(end);
+        let (mut g, mut news, mut is_all) = (before, false, true);
+        'all: for call in self.calls.from(before) {
+            if g >= bound {
                 break;
             }
-            steps += 1;
-            let g = self.endpoint(sender).receiving.confirmed;
-            let call = self.calls.get(index);
-            let (flow, messages) = (call.flow(g), call.messages(g, upto, message_packets));
-            let confirmed = call.settle(sender, Role::Sends, upto);
-            // A switch below needs no ACK: the result acknowledges its contribution.
-            news |= !self.is_augmented() && (is_rank || flow != Flow::UpDown || self.is_parent(sender));
+            while g < bound.min(call.end()) {
+                if *work == 0 {
+                    is_all = false;
+                    break 'all;
+                }
+                let (decided, spent) = self.decided(call, sender, g);
+                *work = work.saturating_sub(spent);
+                let upto = decided.min(bound);
+                if upto <= g {
+                    break 'all;
+                }
+                // A switch below needs no ACK: the result acknowledges its contribution.
+                news |= is_rank || is_parent || call.flow(g) != Flow::UpDown;
+                if is_rank {
+                    confirmed_u += upto - g;
+                    messages += call.messages(g, upto, self.cold().message_packets);
+                }
+                g = call.settle(sender, Role::Sends, upto);
+            }
+        }
+        if g > before {
+            let (is_repairing, is_augmented) = (self.is_repairing(), self.is_augmented());
             let receiving = &mut self.endpoint_mut(sender).receiving;
-            receiving.confirmed = confirmed;
-            if is_rank {
-                receiving.confirmed_u += upto - g;
-                receiving.messages = receiving.messages.wrapping_add(messages) & 0xFF_FFFF;
-            }
-            if !self.is_repairing() {
-                self.endpoint_mut(sender).receiving.nak_sent = false;
+            (receiving.confirmed, receiving.confirmed_u) = (g, confirmed_u);
+            receiving.messages = messages & 0xFF_FFFF;
+            receiving.nak_sent &= is_repairing;
+            if news && !is_augmented {
+                self.ack_due.insert(sender);
             }
         }
-        if news {
-            self.ack_due.insert(sender);
-        }
-        steps < PARTS_MAX || !self.is_augmented()
+        is_all
     }
 
-    /// Mode-III: confirms what has been received. It is done before an ACK, not for each packet. False if there is more.
-    pub(super) fn confirm_received(&mut self, sender: EndpointId) -> bool {
-        !self.is_augmented() || self.confirm(sender, u64::MAX)
+    /// Mode-III: confirms what has been received. It is done before an ACK, not for each packet.
+    pub(super) fn confirm_received(&mut self, sender: EndpointId) {
+        if self.is_augmented() {
+            let mut work = usize::MAX;
+            self.confirm(sender, u64::MAX, &mut work);
+        }
+    }
+
+    /// Removes collectives of which nothing is needed any more. No position of a removed one can be converted, so all is confirmed before.
+    pub(super) fn retire(&mut self, work: &mut usize) {
+        self.is_retiring = !self.unconfirmed.is_empty();
+        if self.is_augmented() {
+            while let Some(end) = self
+                .calls
+                .oldest_end()
+                .filter(|end| *end <= self.base && *end < self.limit)
+            {
+                if *work == 0 {
+                    self.is_retiring = true;
+                    return;
+                }
+                *work = work.saturating_sub(self.endpoints.len());
+                for endpoint in self.cold().all {
+                    let mut parts = usize::MAX;
+                    self.confirm(endpoint, end, &mut parts);
+                }
+                self.calls.retire(end, self.limit);
+            }
+        } else if !self.is_retiring {
+            self.calls.retire(self.base, self.limit);
+        }
+    }
+
+    /// Whether there is something to [catch up](Self::catch_up) with.
+    #[inline]
+    pub fn is_behind(&self) -> bool {
+        self.is_retiring || !self.unconfirmed.is_empty()
+    }
+
+    /// Work that was too much for the frame that has caused it: some tenths of a millisecond. Call it, and then
+    /// [`poll_emit`](Self::poll_emit) until that returns false, until it returns false. Between steps, frames can be handled.
+    pub fn catch_up(&mut self) -> bool {
+        if !self.is_behind() {
+            return false;
+        }
+        let mut work = STEP;
+        for sender in self.unconfirmed {
+            if !self.confirm(sender, u64::MAX, &mut work) {
+                break;
+            }
+            self.unconfirmed.remove(sender);
+        }
+        self.retire(&mut work);
+        for endpoint in self.refused {
+            self.call_back(endpoint);
+        }
+        true
     }
 
     /// Mode-III: the ACK of what has been received is due. A switch may get the rest later.
     pub(super) fn acknowledge_received(&mut self, sender: EndpointId) {
-        self.confirm(sender, u64::MAX);
+        self.confirm_received(sender);
         self.ack_due.insert(sender);
         let receiving = &self.endpoint(sender).receiving;
         if receiving.confirmed < receiving.expected && !self.is_rank(sender) {
@@ -415,7 +432,7 @@ impl<const W: usize> Translated<W> {
         let quarter = (self.hop_window() / 2).max(1);
         for sender in self.withheld {
             let before = self.endpoint(sender).receiving.confirmed;
-            self.confirm(sender, u64::MAX);
+            self.confirm_received(sender);
             let receiving = &self.endpoint(sender).receiving;
             let all = receiving.confirmed >= receiving.expected;
             if all || before / quarter != receiving.confirmed / quarter {
@@ -465,9 +482,7 @@ impl<const W: usize> Translated<W> {
         let ack = self.ack_due.contains(to) || (nak && self.is_rank(to));
         self.ack_due.remove(to);
         self.nak_due.remove(to);
-        if !self.confirm_received(to) {
-            self.ack_due.insert(to);
-        }
+        self.confirm_received(to);
         let receiving = &self.endpoint(to).receiving;
         if ack && (self.is_rank(to) || receiving.confirmed > 0) {
             self.acknowledge(to, Syndrome::Ack, out);

@@ -17,7 +17,8 @@ use core::mem::take;
 /// The context of one collective group at one switch: endpoints, routing, transmission and computation states, without payloads. Sets of
 /// endpoints have `W` words, so there are at most `64 * W` endpoints.
 ///
-/// Call [`handle`](Self::handle) for each frame, then [`poll_emit`](Self::poll_emit) until it returns false. Call
+/// Call [`handle`](Self::handle) for each frame, then [`poll_emit`](Self::poll_emit) until it returns false, and now and then
+/// [`catch_up`](Self::catch_up) while [`is_behind`](Self::is_behind) returns true. Call
 /// [`handle_timeout`](Self::handle_timeout) while [`poll_timeout`](Self::poll_timeout) is due, and after each call `poll_emit` until it
 /// returns false. [`nexts`](Self::nexts) is the fast path of `handle`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -43,8 +44,10 @@ pub struct Translated<const W: usize = 1> {
     pub(super) refused: EndpointSet<W>,
     /// Switches that wait for an ACK of more than could be acknowledged when they requested it.
     pub(super) withheld: EndpointSet<W>,
-    /// Their acknowledgements are taken in steps.
-    pub(super) claims: EndpointSet<W>,
+    /// Some of their packets can be confirmed.
+    pub(super) unconfirmed: EndpointSet<W>,
+    /// Some collectives can be removed.
+    pub(super) is_retiring: bool,
     /// Reported for breaking a rule.
     pub(super) blamed: EndpointSet<W>,
     /// Had no receive posted.
@@ -110,7 +113,8 @@ impl<const W: usize> Translated<W> {
             nak_due: EndpointSet::EMPTY,
             refused: EndpointSet::EMPTY,
             withheld: EndpointSet::EMPTY,
-            claims: EndpointSet::EMPTY,
+            unconfirmed: EndpointSet::EMPTY,
+            is_retiring: false,
             blamed: EndpointSet::EMPTY,
             rnr_waiting: EndpointSet::EMPTY,
             failed: EndpointSet::EMPTY,
@@ -221,9 +225,9 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Writes pending effects: acknowledgements that did not fit before, and packets that waited for another one; and takes steps of work
-    /// that would be too much at once. Call it until it returns false. Clears `out`, and writes at most one effect, or two acknowledgements
-    /// to one endpoint. Where it writes none, it may have worked for long: look after other frames first.
+    /// Writes pending effects: acknowledgements that did not fit before, and packets that waited for another one. Call it until it
+    /// returns false. Clears `out`, and writes at most one effect, or two acknowledgements to one endpoint. It writes none where it has handed
+    /// over a control message that is not sent yet.
     #[inline]
     pub fn poll_emit(&mut self, now: Nanos, out: &mut Effects<W>) -> bool {
         out.clear();
@@ -236,7 +240,7 @@ impl<const W: usize> Translated<W> {
     /// True if [`poll_emit`](Self::poll_emit) has a pending effect.
     #[inline]
     pub fn has_more(&self) -> bool {
-        let due = self.ack_due.or(self.nak_due).or(self.pending).or(self.claims);
+        let due = self.ack_due.or(self.nak_due).or(self.pending);
         !due.is_empty() || self.can_hand_over()
     }
 
@@ -251,13 +255,7 @@ impl<const W: usize> Translated<W> {
         if out.is_empty() {
             self.replicate_data(out);
         }
-        match self.claims.iter().next() {
-            Some(endpoint) if out.is_empty() => {
-                self.take_claim(now, endpoint);
-                true
-            }
-            _ => is_handed || !out.is_empty(),
-        }
+        is_handed || !out.is_empty()
     }
 
     /// The call of a collective in flight, from its first received control message.

@@ -266,15 +266,11 @@ impl<const W: usize> Translated<W> {
         self.confirm_withheld();
         if base > self.base {
             self.base = base;
-            if self.calls.oldest().end() <= base {
-                // No position of a retired collective can be converted.
-                if self.is_augmented() {
-                    for endpoint in self.cold().all {
-                        while !self.confirm(endpoint, base) {}
-                    }
-                }
-            }
-            self.calls.retire(base, self.limit);
+            let mut work = match self.is_behind() {
+                true => 0,
+                false => 2 * self.endpoints.len(),
+            };
+            self.retire(&mut work);
             self.progress(now);
         }
         for endpoint in self.refused {

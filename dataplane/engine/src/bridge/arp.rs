@@ -24,12 +24,9 @@ impl Bridging<'_> {
                 "no Ethernet header".into()
             });
         };
-        if self.is_forged(cx.ingress, arp.sender_ip) {
+        if let Some(why) = self.forgery(cx.ingress, arp.sender_ip) {
             return cx.drop(Stage::Arp, DropReason::NotMember, || {
-                format!(
-                    "{} claims {}, which is a group's address",
-                    arp.sender_mac, arp.sender_ip
-                )
+                format!("{} claims {}, which is {why}", arp.sender_mac, arp.sender_ip)
             });
         }
         let tags = Tags::new(frame.head().get(MACS_LEN..l3).unwrap_or_default());

@@ -57,9 +57,9 @@ impl Bridging<'_> {
         }
         // Only the switch next to a host sends it frames from a group address. A received one is a forgery.
         let source = address::source_behind(&ethernet, l3, frame.head());
-        if let Some(src) = source.filter(|src| self.is_forged(cx.ingress, *src)) {
+        if let Some((src, why)) = source.and_then(|src| Some((src, self.forgery(cx.ingress, src)?))) {
             return cx.drop(Stage::Switch, DropReason::NotMember, || {
-                format!("source {src} is a group's address, in whose name only its switches speak")
+                format!("source {src} is {why}")
             });
         }
         self.learn(cx, &ethernet);

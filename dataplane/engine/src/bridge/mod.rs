@@ -177,8 +177,14 @@ impl Bridging<'_> {
         self.groups.find(address).is_some() || self.own.tables.is_group(address)
     }
 
-    /// True for a source in whose name only switches speak: the address of a group here, or, at a port of a host, of one elsewhere.
-    pub(crate) fn is_forged(&self, ingress: PortId, source: Ipv4Addr) -> bool {
-        self.is_group(source) || self.own.tables.guard.refuses(ingress, source)
+    /// Why no host may have this source: it is the address of a group here or, at a port where hosts are, of one elsewhere.
+    pub(crate) fn forgery(&self, ingress: PortId, source: Ipv4Addr) -> Option<&'static str> {
+        if self.is_group(source) {
+            Some("a group's address, in whose name only its switches speak")
+        } else if self.own.tables.guard.refuses(ingress, source) {
+            Some("within an mcst_prefix of the topology file, and the port is one of hosts")
+        } else {
+            None
+        }
     }
 }

@@ -21,7 +21,12 @@ pub(crate) struct Services {
     pub(crate) timers: Timers,
     pub(crate) events: Events,
     pub(crate) scratch: Scratch,
+    /// What is left of the work that groups may do in this iteration beside handling frames, in bytes of messages that are combined.
+    pub(crate) work: usize,
 }
+
+/// Some tenths of a millisecond.
+pub(crate) const WORK_MAX: usize = 1 << 20;
 
 impl Services {
     pub(crate) fn new(config: &EngineConfig) -> Self {
@@ -33,6 +38,7 @@ impl Services {
                 emitting: VecDeque::with_capacity(config.groups_max),
             },
             events: Events::new(config.events_max),
+            work: WORK_MAX,
             scratch: Scratch {
                 effects: Effects::new(),
                 collective: CollectiveEffects::default(),

@@ -1,38 +1,36 @@
-//! Which sources ports of hosts may not have.
+//! Which sources frames may not have at ports of hosts.
 
 use core::net::Ipv4Addr;
+use std::collections::BTreeSet;
 
 use castnet_rules::Ipv4Net;
 use castnet_wire::PortId;
 
+use crate::port_set::PortSet;
+
 /// Addresses of groups at other switches, in whose name no host speaks. A group that passes routers has another McstID at each switch, and
 /// a switch knows its own groups alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceGuard {
-    /// The address of the host at each port that leads to one.
-    hosts: [Option<Ipv4Addr>; PortId::COUNT],
+    ports: PortSet,
+    hosts: BTreeSet<(PortId, Ipv4Addr)>,
     /// First and last addresses of prefixes, in order. None overlaps another one.
     ranges: Vec<(Ipv4Addr, Ipv4Addr)>,
 }
 
-impl Default for SourceGuard {
-    fn default() -> Self {
-        Self::new([], &[])
-    }
-}
-
 impl SourceGuard {
-    /// At these ports only the host itself may have an address within `prefixes`.
-    pub fn new(hosts: impl IntoIterator<Item = (PortId, Ipv4Addr)>, prefixes: &[Ipv4Net]) -> Self {
-        let mut of_ports = [None; PortId::COUNT];
-        for (port, host) in hosts {
-            of_ports[port.index()] = Some(host);
-        }
-        let mut merged = Ipv4Net::aggregate(&prefixes.to_vec());
+    /// At `ports` only these hosts may have an address within `prefixes`.
+    pub fn new(
+        ports: impl IntoIterator<Item = PortId>,
+        hosts: impl IntoIterator<Item = (PortId, Ipv4Addr)>,
+        prefixes: Vec<Ipv4Net>,
+    ) -> Self {
+        let mut merged = Ipv4Net::aggregate(&prefixes);
         merged.sort_unstable();
         let ranges = merged.iter().map(|prefix| (prefix.network(), prefix.broadcast()));
         Self {
-            hosts: of_ports,
+            ports: ports.into_iter().collect(),
+            hosts: hosts.into_iter().collect(),
             ranges: ranges.collect(),
         }
     }
@@ -40,7 +38,7 @@ impl SourceGuard {
     /// Whether a frame from `source` that comes in by `ingress` is a forgery.
     #[inline]
     pub(crate) fn refuses(&self, ingress: PortId, source: Ipv4Addr) -> bool {
-        self.hosts[ingress.index()].is_some_and(|host| host != source && self.covers(source))
+        self.ports.contains(ingress) && self.covers(source) && !self.hosts.contains(&(ingress, source))
     }
 
     fn covers(&self, source: Ipv4Addr) -> bool {
@@ -64,14 +62,14 @@ mod tests {
             "10.204.1.1/32",
         ];
         let prefixes: Vec<Ipv4Net> = prefixes.iter().map(|p| p.parse().unwrap()).collect();
-        let [host, core] = [2, 63].map(|n| PortId::new(n).unwrap());
+        let [host, nobody, core] = [2, 5, 63].map(|n| PortId::new(n).unwrap());
         let own: Ipv4Addr = "10.201.0.7".parse().unwrap();
-        let guard = SourceGuard::new([(host, own)], &prefixes);
+        let guard = SourceGuard::new([host, nobody], [(host, own)], prefixes);
         let all = [
             ("10.200.255.255", false),
             ("10.201.0.0", true),
             ("10.201.0.6", true),
-            ("10.201.0.7", false),
+            ("10.201.0.7", true),
             ("10.201.0.255", true),
             ("10.201.1.0", false),
             ("10.201.255.255", false),
@@ -81,9 +79,14 @@ mod tests {
             ("10.204.1.1", true),
             ("10.204.1.2", false),
         ];
-        for (source, is_refused) in all {
+        for (source, is_covered) in all {
             let source = source.parse().unwrap();
-            assert_eq!(guard.refuses(host, source), is_refused, "{source}");
+            assert_eq!(guard.refuses(nobody, source), is_covered, "{source}");
+            assert_eq!(
+                guard.refuses(host, source),
+                is_covered && source != own,
+                "{source}"
+            );
             assert!(!guard.refuses(core, source));
             assert!(!SourceGuard::default().refuses(host, source));
         }

@@ -10,7 +10,7 @@ use crate::common::collective::*;
 use crate::common::*;
 
 const PACKETS: usize = 256;
-const RANKS: usize = 24;
+const RANKS: usize = 48;
 
 /// Feeds a packet of a rank, and returns the data that a rank gets for it.
 fn feed_packet(engine: &mut Engine, (rank, i): (usize, usize), packet: &Sent) -> Vec<(usize, Vec<u8>)> {
@@ -72,7 +72,7 @@ fn the_last_frame_of_many_messages_does_not_add_all_of_them_at_once() {
             );
         }
     }
-    // 1.5 MiB, of which an iteration adds a quarter of a MiB.
+    // 3 MiB, of which an iteration adds one.
     let mut iterations = 0;
     while got.len() < PACKETS {
         assert!(iterations < 3 * PACKETS, "{} packets", got.len());
@@ -88,7 +88,7 @@ fn the_last_frame_of_many_messages_does_not_add_all_of_them_at_once() {
         iterations += usize::from(got.is_empty());
     }
     assert!(
-        (4..=6).contains(&iterations),
+        (2..=3).contains(&iterations),
         "{iterations} iterations without a result"
     );
     let payload = |frame: &Vec<u8>| {

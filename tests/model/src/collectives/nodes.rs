@@ -311,7 +311,7 @@ impl Nodes {
 
     fn send_pending(&self, index: usize, switch: &mut PacketSwitch, step: &mut Step) {
         let mut effects = Effects::new();
-        while switch.machine.poll_emit(Nanos::ZERO, &mut effects) {
+        while switch.machine.poll_emit(Nanos::ZERO, &mut effects) || switch.machine.catch_up() {
             self.carry_out(index, switch, &effects, None, step);
         }
     }

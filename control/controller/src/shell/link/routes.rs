@@ -6,7 +6,8 @@ use std::net::Ipv4Addr;
 use castnet_proto::convert::{route_from_proto, route_to_proto};
 use castnet_proto::v1;
 use castnet_rules::Ipv4Net;
-use castnet_topology::{End, Topology};
+use castnet_topology::{End, PORTS_MAX, SwitchKind, Topology};
+use tonic::Code;
 
 use super::{Link, SwitchError, call};
 use crate::shell::shared::Shared;
@@ -63,40 +64,67 @@ impl Link {
     }
 
     /// Hosts of the switch must not send in the name of other switches: where groups pass routers, it does not know their addresses there.
+    /// It is told once, and again when that changes.
     pub(crate) async fn set_source_guard(&self, shared: &Shared) -> Result<(), SwitchError> {
         let within = shared.config.timeouts.switch;
         let guard = shared.read(|core| {
-            core.facts
-                .file
-                .as_ref()
-                .map(|file| guard(file, &self.config.name))
+            let file = core.facts.file.as_ref();
+            file.map(|file| guard(file, &self.config.name))
+                .unwrap_or_default()
         });
-        let Some(guard) = guard.await? else {
+        let guard = guard.await?;
+        // Without a lead that is sure, it is said later.
+        if self.guard.lock().as_ref() == Some(&guard) || shared.may_change().await.is_err() {
             return Ok(());
-        };
-        shared.may_change().await?;
-        call(within, self.client(within).await?.set_source_guard(guard)).await?;
+        }
+        let said = self.client(within).await?.set_source_guard(guard.clone());
+        match call(within, said).await {
+            // An older switch has none.
+            Err(SwitchError::Refused(status)) if status.code() == Code::Unimplemented => {
+                if guard != v1::SetSourceGuardRequest::default() {
+                    let switch = &self.config.name;
+                    tracing::warn!(
+                        switch,
+                        "it does not keep its hosts from sending in the name of other switches: update it"
+                    );
+                }
+            }
+            other => drop(other?),
+        }
+        *self.guard.lock() = Some(guard);
         Ok(())
     }
 }
 
-/// A host whose address the file does not have may be within a prefix, as McstIDs can be taken from subnets of hosts.
+/// Ports of hosts, and those of which the file knows nothing. A host whose address the file does not have may be within a prefix, as McstIDs can
+/// be taken from subnets of hosts.
 fn guard(file: &Topology, switch: &str) -> v1::SetSourceGuardRequest {
-    let ports = file.neighbours(switch).into_iter().filter_map(|neighbour| {
-        let (End::Switch { port, .. }, End::Host(host)) = (neighbour.near, neighbour.far) else {
-            return None;
-        };
-        Some(v1::HostPort {
-            port: port.into(),
-            ip: file.host(&host)?.ip?.to_string(),
-        })
-    });
     let prefixes: Vec<Ipv4Net> = file.switches().filter_map(|s| s.mcst_prefix).collect();
+    let is_castnet = file.switch(switch).is_some_and(|s| s.kind == SwitchKind::Castnet);
+    if prefixes.is_empty() || !is_castnet {
+        return v1::SetSourceGuardRequest::default();
+    }
+    let (mut ports, mut hosts) = (BTreeSet::from_iter(0..PORTS_MAX as u32), Vec::new());
+    for neighbour in file.neighbours(switch) {
+        let End::Switch { port, .. } = neighbour.near else {
+            continue;
+        };
+        let host = match &neighbour.far {
+            End::Host(name) => file.host(name),
+            End::Switch { .. } => None,
+        };
+        match host.and_then(|host| host.ip) {
+            Some(ip) => hosts.push(v1::HostPort {
+                port: port.into(),
+                ip: ip.to_string(),
+            }),
+            None => drop(ports.remove(&port.into())),
+        }
+    }
+    let prefixes = Ipv4Net::aggregate(&prefixes);
     v1::SetSourceGuardRequest {
-        ports: ports.collect(),
-        prefixes: Ipv4Net::aggregate(&prefixes)
-            .iter()
-            .map(Ipv4Net::to_string)
-            .collect(),
+        ports: ports.into_iter().collect(),
+        hosts,
+        prefixes: prefixes.iter().map(Ipv4Net::to_string).collect(),
     }
 }

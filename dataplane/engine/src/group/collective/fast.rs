@@ -65,6 +65,7 @@ where
             timers,
             events,
             scratch,
+            ..
         } = services;
         let length = shape.payload.into();
         let received = Received {

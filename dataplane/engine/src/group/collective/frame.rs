@@ -32,6 +32,8 @@ use crate::output::cx::Cx;
 
 /// Most packets emitted in one iteration, besides the effects of a frame.
 const EMISSIONS_MAX: usize = 32;
+/// A step of [`Translated::catch_up`](castnet_collective::Translated::catch_up) takes as long as to combine so many bytes.
+const CATCH_UP: usize = 1 << 19;
 /// Most timers handled in one iteration.
 const TIMERS_MAX: usize = 64;
 
@@ -69,6 +71,7 @@ where
             timers,
             events,
             scratch,
+            ..
         } = services;
         let (effects, room) = (scratch.collective.of(), &mut scratch.room[..]);
         let payload = slots::payload(&frame, header.payload_at, header.payload_len, room);
@@ -161,6 +164,9 @@ where
     ) {
         self.scheduled.emitting = false;
         cx.observer.group(self.mcst_id);
+        if services.work > 0 && self.machine.catch_up() {
+            services.work = services.work.saturating_sub(CATCH_UP);
+        }
         let mut effect_cx = EffectCx {
             output: &mut services.output,
             events: &mut services.events,
@@ -517,11 +523,7 @@ pub(super) fn emit_due<E: Egress, O: Observer, const W: usize>(
 ) -> bool {
     for _ in 0..EMISSIONS_MAX {
         if !group.machine.poll_emit(cx.now, effects) {
-            return false;
-        }
-        if effects.is_empty() {
-            // A step of long work: the next one is for the next iteration.
-            break;
+            return group.machine.is_behind();
         }
         carry_out(cx, effect_cx, group, effects, None);
     }

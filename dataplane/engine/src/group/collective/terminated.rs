@@ -36,8 +36,6 @@ use frame::count_sent;
 
 /// Most frames sent in one iteration.
 const EMISSIONS_MAX: usize = 32;
-/// Most bytes of messages that are combined in one iteration: some tens of microseconds.
-const COMBINED_MAX: usize = 256 << 10;
 /// An action of the machine takes as long as so many bytes.
 const EFFECT: usize = 1 << 10;
 /// Bytes that are combined at once: whole elements of any type.
@@ -304,12 +302,11 @@ impl TerminatedContext {
         }
     }
 
-    /// Passes completions to the machine, and carries out its actions: as many as take as long as to combine so many bytes. True if there may
-    /// be more.
+    /// Passes completions to the machine, and carries out its actions while work is left for this iteration. True if there may be more.
     fn work<O: Observer>(
         &mut self,
         now: Nanos,
-        mut bytes: usize,
+        left: &mut usize,
         observer: &mut O,
         events: &mut Events,
     ) -> bool {
@@ -319,7 +316,7 @@ impl TerminatedContext {
             }
             let mut idle = true;
             loop {
-                if !self.combine(&mut bytes) || bytes == 0 {
+                if !self.combine(left) || *left == 0 {
                     return true;
                 }
                 let received = Received {
@@ -330,7 +327,7 @@ impl TerminatedContext {
                     break;
                 };
                 idle = false;
-                bytes = bytes.saturating_sub(EFFECT);
+                *left = left.saturating_sub(EFFECT);
                 self.carry_out(now, &effect, observer, events);
             }
             if idle {
@@ -559,15 +556,8 @@ impl TerminatedContext {
         cx.send(&mut output.counters, port, frame);
     }
 
-    /// Combines at most so many bytes of messages, and sends what is to be sent.
-    fn finish<E: Egress, O: Observer>(
-        &mut self,
-        services: &mut Services,
-        cx: &mut Cx<'_, E, O>,
-        slot: u32,
-        bytes: usize,
-    ) {
-        let unfinished = self.work(cx.now, bytes, cx.observer, &mut services.events);
+    fn finish<E: Egress, O: Observer>(&mut self, services: &mut Services, cx: &mut Cx<'_, E, O>, slot: u32) {
+        let unfinished = self.work(cx.now, &mut services.work, cx.observer, &mut services.events);
         let more = self.transmit(cx, &mut services.output, &mut services.scratch.room[..]);
         self.schedule(services, cx.now, slot, more || unfinished);
     }

@@ -39,6 +39,7 @@ impl Group {
             timers,
             events,
             scratch,
+            ..
         } = services;
         cx.observer.group(group.hot.mcst_id);
         let (from, event) = match admit(cx, group, header, src, &frame) {
@@ -181,6 +182,7 @@ impl Group {
             timers,
             events,
             scratch,
+            ..
         } = services;
         let now = cx.now;
         cx.observer.group(self.hot.mcst_id);

@@ -11,7 +11,7 @@ use castnet_wire::{
     Control, DropReason, Ethernet, FrameBuf, Kind as PacketKind, Nanos, Opcode, Psn, RoceHeader, Syndrome,
 };
 
-use super::{COMBINED_MAX, TerminatedContext, qpn};
+use super::{TerminatedContext, qpn};
 use crate::address;
 use crate::egress::Egress;
 use crate::group::classify::Class;
@@ -132,9 +132,7 @@ impl Kind for Box<TerminatedContext> {
         let (taken, repeated) = (stats.requests_in > before.0, stats.duplicates_in > before.1);
         drop(frame);
         self.count(from, class, header, (taken, repeated));
-        // Of a batch of frames, each can complete messages of all endpoints: what one leaves is for the next iteration.
-        let bytes = if self.scheduled.emitting { 0 } else { COMBINED_MAX };
-        self.finish(services, cx, slot, bytes);
+        self.finish(services, cx, slot);
         Verdict::Absorbed
     }
 
@@ -144,13 +142,13 @@ impl Kind for Box<TerminatedContext> {
         if let Some(stalled) = self.machine.handle_timeout(cx.now) {
             self.carry_out(cx.now, &stalled, cx.observer, &mut services.events);
         }
-        self.finish(services, cx, slot, COMBINED_MAX);
+        self.finish(services, cx, slot);
     }
 
     fn emit<E: Egress, O: Observer>(&mut self, services: &mut Services, cx: &mut Cx<'_, E, O>, slot: u32) {
         self.scheduled.emitting = false;
         cx.observer.group(self.mcst_id);
-        self.finish(services, cx, slot, COMBINED_MAX);
+        self.finish(services, cx, slot);
     }
 
     fn resume(&mut self, services: &mut Services, now: Nanos, slot: u32) {
