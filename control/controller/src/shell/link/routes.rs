@@ -77,8 +77,8 @@ impl Link {
         if self.guard.lock().as_ref() == Some(&guard) || shared.may_change().await.is_err() {
             return Ok(());
         }
-        let said = self.client(within).await?.set_source_guard(guard.clone());
-        match call(within, said).await {
+        let mut client = self.client(within).await?;
+        match call(within, client.set_source_guard(guard.clone())).await {
             // An older switch has none.
             Err(SwitchError::Refused(status)) if status.code() == Code::Unimplemented => {
                 if guard != v1::SetSourceGuardRequest::default() {
