@@ -166,7 +166,7 @@ impl World {
     fn drain(&mut self) {
         let mut effects = Effects::new();
         for _ in 0..EMISSIONS_MAX {
-            if !self.machine.poll_emit(self.now, &mut effects) {
+            if !self.machine.poll_emit(self.now, &mut effects) && !self.machine.catch_up() {
                 return self.check_state();
             }
             print_step(|| format!("    then {effects:?}"));

@@ -489,6 +489,9 @@ impl Net {
             calls += 1;
             assert!(calls < 100, "a timer that is always due");
         }
+        if self.switches[switch].machine.catch_up() {
+            self.drain(switch);
+        }
         self.arm(switch);
     }
 
@@ -509,6 +512,10 @@ impl Net {
         assert!(copy == *machine, "{copy:?} is no copy of {machine:?}");
         let at = self.switches[switch].machine.poll_timeout().map(|(at, _)| at);
         self.wake(Node::Switch(switch), at);
+        if self.switches[switch].machine.is_behind() {
+            // Other frames come first.
+            self.wake(Node::Switch(switch), Some(self.now + Nanos(1000)));
+        }
     }
 
     fn wake(&mut self, node: Node, at: Option<Nanos>) {

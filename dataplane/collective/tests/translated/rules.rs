@@ -95,7 +95,7 @@ impl Bench {
         let mut out = Effects::new();
         crate::paths::handle(&mut self.machine, self.now, event, &mut out);
         let mut all = out.to_vec();
-        while self.machine.poll_emit(self.now, &mut out) {
+        while self.machine.poll_emit(self.now, &mut out) || self.machine.catch_up() {
             all.retain(|e| *e != Effect::Absorb);
             all.extend(out.iter().copied());
         }
@@ -149,7 +149,7 @@ impl Bench {
         while self.machine.poll_timeout().is_some_and(|(at, _)| at <= self.now) {
             self.machine.handle_timeout(self.now, &mut out);
             all.extend(out.iter().copied());
-            while self.machine.poll_emit(self.now, &mut out) {
+            while self.machine.poll_emit(self.now, &mut out) || self.machine.catch_up() {
                 all.extend(out.iter().copied());
             }
         }
@@ -644,7 +644,7 @@ fn a_host_without_a_receive_is_waited_for() {
     let mut out = Effects::new();
     b.machine.handle_timeout(at, &mut out);
     let mut sent = Vec::new();
-    while b.machine.poll_emit(at, &mut out) {
+    while b.machine.poll_emit(at, &mut out) || b.machine.catch_up() {
         sent.extend(emitted(&out));
     }
     assert_eq!(sent, [(1, vec![0], true), (2, vec![0], true)]);
