@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use castnet_proto::access::{Caller, Right, Role};
 use castnet_proto::convert::{
-    Invalid, RULES_TOGETHER_MAX, check_owner, filter_from_proto, install_result_to_proto, mcst_id_from_proto,
-    multicast_routes_from_proto, of_one_route, port_from_proto, prefix_from_proto, refuse, route_from_proto,
-    route_to_proto, routes_from_proto, rule_from_proto, source_guard_from_proto,
+    Invalid, RULES_TOGETHER_MAX, SourceGuardParts, check_owner, filter_from_proto, install_result_to_proto,
+    mcst_id_from_proto, multicast_routes_from_proto, of_one_route, port_from_proto, prefix_from_proto,
+    refuse, route_from_proto, route_to_proto, routes_from_proto, rule_from_proto, source_guard_from_proto,
 };
 use castnet_proto::term::term_of;
 use castnet_proto::v1;
 use castnet_proto::v1::agent_event::Event;
 use castnet_rules::GroupRule;
+use castnet_worker::engine::SourceGuard;
 use castnet_worker::{InstalledGroup, MoveError, Moved, RouteError};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError::Lagged;
@@ -297,17 +298,23 @@ impl v1::agent_server::Agent for Service {
             owners.check(&caller)?;
             let owner = caller.map(|term| term.owner).unwrap_or_default();
             let mut guards = shared.guards.lock();
-            if !guards.contains_key(&owner) && guards.len() == GUARDS_MAX {
+            if guard == SourceGuardParts::default() {
+                guards.remove(&owner);
+            } else if guards.contains_key(&owner) || guards.len() < GUARDS_MAX {
+                guards.insert(owner, guard);
+            } else {
                 let reason = format!("{GUARDS_MAX} owners have a source guard here already");
                 return Err(refuse(Code::ResourceExhausted, "ports", reason));
             }
-            guards.insert(owner, guard);
-            let ports = guards.values().flat_map(|guard| guard.ports.iter().copied());
-            let hosts = guards.values().flat_map(|guard| guard.hosts.iter().copied());
-            let prefixes = guards.values().flat_map(|guard| guard.prefixes.iter().copied());
-            let done = shared
-                .dataplane
-                .set_source_guard(ports, hosts, prefixes.collect());
+            let all = guards.values().cloned().map(|guard| {
+                let SourceGuardParts {
+                    ports,
+                    hosts,
+                    prefixes,
+                } = guard;
+                SourceGuard::new(ports, hosts, prefixes)
+            });
+            let done = shared.dataplane.set_source_guards(all.collect());
             done.map_err(stopped)?;
             Ok(v1::SetSourceGuardResponse {})
         })

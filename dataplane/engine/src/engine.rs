@@ -222,8 +222,11 @@ impl Engine {
                 |group| with_group!(group, group => group.timeout(services, &mut cx, slot)),
             );
         }
-        // A group that has still more to send is queued again.
+        // A group that has still more to send is queued again. When the work of this iteration is done, the next one goes on from there.
         for _ in 0..services.timers.emitting.len().min(GROUPS_PER_CALL) {
+            if services.work == 0 {
+                return;
+            }
             let Some(slot) = services.timers.emitting.pop_front() else {
                 return;
             };

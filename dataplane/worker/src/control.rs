@@ -543,10 +543,10 @@ impl SharedControl {
         Ok((added, removed))
     }
 
-    pub(crate) fn set_source_guard(&self, guard: SourceGuard) -> Result<(), Stopped> {
+    pub(crate) fn set_source_guards(&self, guards: Vec<SourceGuard>) -> Result<(), Stopped> {
         let mut state = self.state.lock();
-        if *state.tables.guard != guard {
-            state.tables.guard = Arc::new(guard);
+        if *state.tables.guards != *guards {
+            state.tables.guards = guards.into();
             self.publish_and_wait(&mut state)?;
         }
         Ok(())

@@ -1,6 +1,5 @@
 //! [`Dataplane`]: the API that starts, controls, reads and stops the workers of one switch.
 
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread::{self, JoinHandle};
@@ -336,15 +335,9 @@ impl Dataplane {
         self.shared.set_routes_within(scope, routes)
     }
 
-    /// From now on, frames that come in by these ports have no source within `prefixes` but those of the hosts there.
-    pub fn set_source_guard(
-        &self,
-        ports: impl IntoIterator<Item = PortId>,
-        hosts: impl IntoIterator<Item = (PortId, Ipv4Addr)>,
-        prefixes: Vec<Ipv4Net>,
-    ) -> Result<(), Stopped> {
-        self.shared
-            .set_source_guard(SourceGuard::new(ports, hosts, prefixes))
+    /// Replaces what ports of hosts may not send from.
+    pub fn set_source_guards(&self, guards: Vec<SourceGuard>) -> Result<(), Stopped> {
+        self.shared.set_source_guards(guards)
     }
 
     /// Removes the route with this prefix. Returns false if there is none.

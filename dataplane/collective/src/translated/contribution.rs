@@ -358,7 +358,8 @@ impl<const W: usize> Translated<W> {
             self.blamed.insert(from);
             emit(out, Effect::Refused { from, sequence, why });
         }
-        self.confirm_received(from);
+        let mut work = usize::MAX;
+        self.confirm(from, u64::MAX, &mut work);
         if self.endpoint(from).receiving.confirmed == g {
             self.acknowledge(from, Syndrome::Nak(NakCode::InvalidRequest), out);
         }
@@ -573,6 +574,13 @@ impl<const W: usize> Translated<W> {
             // behind it, and the one with AckReq may be lost each time.
             if (ack_request || is_unconfirmed) && g < expected {
                 self.acknowledge_received(from);
+            }
+            return;
+        }
+        if g < self.psn_start(Pipe::Aggregation) {
+            // All have it: the ACK is a step behind.
+            if ack_request {
+                self.ack_due.insert(from);
             }
             return;
         }

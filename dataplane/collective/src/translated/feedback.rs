@@ -386,8 +386,11 @@ impl<const W: usize> Translated<W> {
                 }
                 self.calls.retire(end, self.limit);
             }
-        } else if !self.is_retiring {
-            self.calls.retire(self.base, self.limit);
+        } else {
+            let confirmed = |sender| self.endpoint(sender).receiving.confirmed;
+            let needed = self.unconfirmed.iter().map(confirmed).min();
+            let end = needed.map_or(self.base, |needed| needed.min(self.base));
+            self.calls.retire(end, self.limit);
         }
     }
 
@@ -403,16 +406,21 @@ impl<const W: usize> Translated<W> {
         if !self.is_behind() {
             return false;
         }
-        let mut work = STEP;
+        // A share for each, so that none waits for others.
+        let share = STEP / self.unconfirmed.iter().count().max(1);
         for sender in self.unconfirmed {
-            if !self.confirm(sender, u64::MAX, &mut work) {
-                break;
+            let mut work = share.max(1);
+            if self.confirm(sender, u64::MAX, &mut work) {
+                self.unconfirmed.remove(sender);
             }
-            self.unconfirmed.remove(sender);
         }
+        let mut work = STEP;
         self.retire(&mut work);
         for endpoint in self.refused {
             self.call_back(endpoint);
+        }
+        if !self.is_repairing() {
+            self.reflect();
         }
         true
     }

@@ -132,7 +132,7 @@ impl<const W: usize> Translated<W> {
         }
         let receiving = &self.endpoint(host).receiving;
         let g = receiving.confirmed;
-        if g >= receiving.expected || g >= self.limit {
+        if g >= receiving.expected || g >= self.limit || g < self.psn_start(Pipe::Aggregation) {
             return false;
         }
         let Some(index) = self.calls.find(g) else {

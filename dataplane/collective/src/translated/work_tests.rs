@@ -28,7 +28,7 @@ struct Lab {
     sent: Vec<u32>,
     got: Vec<u32>,
     /// The last acknowledgement to each rank.
-    told: Vec<Option<(Psn, u32)>>,
+    told: Vec<Option<(Psn, u32, Syndrome)>>,
     /// What was sent to rank 0, by position.
     to_first: Vec<u32>,
     most: u32,
@@ -36,6 +36,10 @@ struct Lab {
 
 impl Lab {
     fn new(mode: CollectiveMode, calls: u32, of: impl Fn(u32) -> Primitive) -> Self {
+        Self::with(mode, LossPolicy::Repair, calls, of)
+    }
+
+    fn with(mode: CollectiveMode, loss: LossPolicy, calls: u32, of: impl Fn(u32) -> Primitive) -> Self {
         let zero = Psn::new(0);
         let endpoint = |rank| EndpointConfig {
             kind: EndpointKind::Rank {
@@ -57,7 +61,7 @@ impl Lab {
                 reproducible: false,
                 collectives_max: 1 << 10,
                 mode,
-                loss: LossPolicy::Repair,
+                loss,
                 straggler: StragglerPolicy::None,
                 tick: Nanos::from_secs(1),
                 stall_timeout: Nanos::ZERO,
@@ -162,7 +166,14 @@ impl Lab {
             self.most = self.most.max(VISITED.get());
             for effect in &self.out {
                 match *effect {
-                    Effect::Acknowledge { to, psn, msn, .. } => self.told[to.index()] = Some((psn, msn)),
+                    Effect::Acknowledge {
+                        to,
+                        psn,
+                        msn,
+                        syndrome,
+                    } => {
+                        self.told[to.index()] = Some((psn, msn, syndrome));
+                    }
                     Effect::Emit { to, g, .. } | Effect::EmitControl { to, g, .. } => {
                         to.iter().for_each(|e| self.got[e.index()] += 1);
                         if to.contains(id(0)) {
@@ -288,6 +299,28 @@ fn a_nak_behind_much_is_answered_when_all_before_it_is_taken() {
         assert_eq!(at_once.to_first, one_by_one.to_first);
         assert_eq!(at_once.machine.status(), one_by_one.machine.status(), "{mode:?}");
     }
+}
+
+/// The same where NAKs are reflected: the senders learn of it, once all before it is confirmed to them.
+#[test]
+fn a_reflected_nak_behind_much_is_the_last_that_senders_are_told() {
+    let lab = || {
+        Lab::with(CollectiveMode::Translated, LossPolicy::Reflect, CALLS, |_| {
+            Primitive::AllReduce
+        })
+    };
+    let [mut at_once, mut one_by_one] = [(); 2].map(|()| lab());
+    let missing = at_once.got[0] - 7;
+    let nak = Syndrome::Nak(NakCode::PsnSequenceError);
+    for psn in 0..missing {
+        one_by_one.feedback(0, psn, Syndrome::Ack);
+    }
+    for lab in [&mut at_once, &mut one_by_one] {
+        lab.feedback(0, missing, nak);
+        let told = lab.told[0].expect("it contributes");
+        assert_eq!(told.2, nak, "{told:?}");
+    }
+    assert_eq!(at_once.told, one_by_one.told);
 }
 
 /// What was received behind a gap is counted in one walk, not by a search for each packet.

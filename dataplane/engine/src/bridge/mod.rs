@@ -181,7 +181,13 @@ impl Bridging<'_> {
     pub(crate) fn forgery(&self, ingress: PortId, source: Ipv4Addr) -> Option<&'static str> {
         if self.is_group(source) {
             Some("a group's address, in whose name only its switches speak")
-        } else if self.own.tables.guard.refuses(ingress, source) {
+        } else if self
+            .own
+            .tables
+            .guards
+            .iter()
+            .any(|guard| guard.refuses(ingress, source))
+        {
             Some("within an mcst_prefix of the topology file, and the port is one of hosts")
         } else {
             None

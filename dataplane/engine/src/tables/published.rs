@@ -83,8 +83,8 @@ pub struct Tables {
     pub up: PortSet,
     /// MTUs in bytes. Other ports keep their MTU.
     pub mtus: Vec<(PortId, usize)>,
-    /// Sources that ports of hosts may not have.
-    pub guard: Arc<SourceGuard>,
+    /// Sources that ports of hosts may not have, by each owner.
+    pub guards: Arc<[SourceGuard]>,
     pub(crate) routes: Arc<Routes>,
 }
 
@@ -98,7 +98,7 @@ impl Default for Tables {
             routes: Arc::default(),
             up: PortSet::ALL,
             mtus: Vec::new(),
-            guard: Arc::default(),
+            guards: Arc::default(),
         }
     }
 }
