@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use castnet_proto::convert::{route_from_proto, route_to_proto};
 use castnet_proto::v1;
 use castnet_rules::Ipv4Net;
-use castnet_topology::{End, PORTS_MAX, SwitchKind, Topology};
+use castnet_topology::{End, SwitchKind, Topology};
 use tonic::Code;
 
 use super::{Link, SwitchError, call};
@@ -96,35 +96,30 @@ impl Link {
     }
 }
 
-/// Ports of hosts, and those of which the file knows nothing. A host whose address the file does not have may be within a prefix, as McstIDs can
-/// be taken from subnets of hosts.
+/// A host whose address the file does not have may be within a prefix, as McstIDs can be taken from subnets of hosts. A port that the file does
+/// not name may lead to a core.
 fn guard(file: &Topology, switch: &str) -> v1::SetSourceGuardRequest {
     let prefixes: Vec<Ipv4Net> = file.switches().filter_map(|s| s.mcst_prefix).collect();
     let is_castnet = file.switch(switch).is_some_and(|s| s.kind == SwitchKind::Castnet);
     if prefixes.is_empty() || !is_castnet {
         return v1::SetSourceGuardRequest::default();
     }
-    let (mut ports, mut hosts) = (BTreeSet::from_iter(0..PORTS_MAX as u32), Vec::new());
-    for neighbour in file.neighbours(switch) {
-        let End::Switch { port, .. } = neighbour.near else {
-            continue;
+    let hosts = file.neighbours(switch).into_iter().filter_map(|neighbour| {
+        let (End::Switch { port, .. }, End::Host(host)) = (neighbour.near, neighbour.far) else {
+            return None;
         };
-        let host = match &neighbour.far {
-            End::Host(name) => file.host(name),
-            End::Switch { .. } => None,
-        };
-        match host.and_then(|host| host.ip) {
-            Some(ip) => hosts.push(v1::HostPort {
-                port: port.into(),
-                ip: ip.to_string(),
-            }),
-            None => drop(ports.remove(&port.into())),
-        }
-    }
-    let prefixes = Ipv4Net::aggregate(&prefixes);
+        Some(v1::HostPort {
+            port: port.into(),
+            ip: file.host(&host)?.ip?.to_string(),
+        })
+    });
+    let hosts: Vec<v1::HostPort> = hosts.collect();
     v1::SetSourceGuardRequest {
-        ports: ports.into_iter().collect(),
+        ports: hosts.iter().map(|host| host.port).collect(),
         hosts,
-        prefixes: prefixes.iter().map(Ipv4Net::to_string).collect(),
+        prefixes: Ipv4Net::aggregate(&prefixes)
+            .iter()
+            .map(Ipv4Net::to_string)
+            .collect(),
     }
 }
