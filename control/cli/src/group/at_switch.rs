@@ -263,7 +263,7 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
             if let Some(failure) = refused {
                 remove_again(&mut agent, &new).await;
                 if !replaced.is_empty() {
-                    // Nobody is told the keys of memory in the rules that they had.
+                    // Their old rules cannot be installed again: a switch does not show their keys of memory.
                     remark(&format!("replaced already, and not put back: {}", replaced.join(", ")));
                 }
                 return Err(failure);

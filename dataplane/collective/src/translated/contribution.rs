@@ -358,8 +358,7 @@ impl<const W: usize> Translated<W> {
             self.blamed.insert(from);
             emit(out, Effect::Refused { from, sequence, why });
         }
-        let mut work = usize::MAX;
-        self.confirm(from, u64::MAX, &mut work);
+        self.confirm_all(from, u64::MAX);
         if self.endpoint(from).receiving.confirmed == g {
             self.acknowledge(from, Syndrome::Nak(NakCode::InvalidRequest), out);
         }

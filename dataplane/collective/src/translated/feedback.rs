@@ -361,9 +361,14 @@ impl<const W: usize> Translated<W> {
     /// Mode-III: confirms what has been received. It is done before an ACK, not for each packet.
     pub(super) fn confirm_received(&mut self, sender: EndpointId) {
         if self.is_augmented() {
-            let mut work = usize::MAX;
-            self.confirm(sender, u64::MAX, &mut work);
+            self.confirm_all(sender, u64::MAX);
         }
+    }
+
+    /// Confirms all packets of one sender below `end` that can be confirmed.
+    pub(super) fn confirm_all(&mut self, sender: EndpointId, end: u64) {
+        let mut work = usize::MAX;
+        self.confirm(sender, end, &mut work);
     }
 
     /// Removes collectives of which nothing is needed any more. No position of a removed one can be converted, so all is confirmed before.
@@ -381,8 +386,7 @@ impl<const W: usize> Translated<W> {
                 }
                 *work = work.saturating_sub(self.endpoints.len());
                 for endpoint in self.cold().all {
-                    let mut parts = usize::MAX;
-                    self.confirm(endpoint, end, &mut parts);
+                    self.confirm_all(endpoint, end);
                 }
                 self.calls.retire(end, self.limit);
             }

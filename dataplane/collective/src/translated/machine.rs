@@ -213,9 +213,9 @@ impl<const W: usize> Translated<W> {
     #[inline]
     fn conclude(&mut self, now: Nanos, out: &mut Effects<W>) {
         self.send_acks(out, 1);
-        // Control messages are handed over without an effect.
+        // Each has one effect at most; a control message has none.
         for _ in 1..out.remaining_capacity() {
-            if out.remaining_capacity() < 2 || !self.hand_over(now, out) {
+            if !self.hand_over(now, out) {
                 break;
             }
         }

@@ -226,11 +226,11 @@ impl<const W: usize> Translated<W> {
             mut slowest,
         } = self.windows[pipe as usize];
         // What endpoints hold only grows, so they need not be compared below it, nor before the one that held it has moved.
-        if self.is_augmented() && pipe == Pipe::Aggregation {
-            if local > held {
-                held = self.unacknowledged_up(held);
-            }
-        } else if local > held && self.unacknowledged(slowest, pipe, held, held) > held {
+        if local <= held {
+            // Something else holds it.
+        } else if self.is_augmented() && pipe == Pipe::Aggregation {
+            held = self.unacknowledged_up(held);
+        } else if self.unacknowledged(slowest, pipe, held, held) > held {
             // The last one, because endpoints mostly answer in the order in which packets are sent to them. The parent gets little by the
             // broadcast pipe, so its next position may be far.
             let mut lowest = u64::MAX;
