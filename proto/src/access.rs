@@ -7,18 +7,17 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::future::ready;
-use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 
 use castnet_toml_reader::Value;
-use http_body::Frame;
 use tokio::sync::watch;
 use tonic::body::Body;
-use tonic::codegen::{BoxFuture, Bytes, Context, Poll, Service, http};
+use tonic::codegen::{BoxFuture, Context, Poll, Service, http};
 use tonic::server::NamedService;
 use tonic::service::Routes;
 use tonic::{Code, Request, Status};
 
+use crate::answer::Answer;
 use crate::audit::{self, AuditLog};
 use crate::bounded::Bounded;
 use crate::shares::{Share, Shares};
@@ -249,6 +248,9 @@ impl From<Denied> for Status {
 /// Running calls with one certificate. A process has one for each of its ranks and groups; who only reads has a few.
 const CALLS_MAX: usize = 8192;
 const CALLS_OF_READER_MAX: usize = 64;
+/// Bytes of the answers to hosts and readers with one certificate that are not taken: a call is refused then.
+const ANSWERS_MAX: usize = 128 << 20;
+
 /// Who may call a service.
 #[derive(Debug)]
 pub struct Access {
@@ -257,6 +259,8 @@ pub struct Access {
     calls: Shares,
     /// Large requests that have not come whole.
     large: Shares,
+    /// Bytes of answers that are not taken.
+    answers: Shares,
 }
 
 impl Default for Access {
@@ -273,6 +277,7 @@ impl Access {
             audit,
             calls: Shares::default(),
             large: Shares::default(),
+            answers: Shares::default(),
         }
     }
 
@@ -293,58 +298,6 @@ impl Access {
         // Cannot fail: this access has the sender.
         let role = other.await.map_or(caller.role, |roles| roles.of(&caller.peer));
         Status::permission_denied(format!("{caller} is {role} now: call again"))
-    }
-}
-
-/// An answer, as long as its client has its role.
-struct Revocable {
-    body: Body,
-    /// `None`: it was revoked.
-    revoked: Option<Pin<Box<dyn Future<Output = Status> + Send>>>,
-    /// What is left of a message. The connection takes a piece only when the one before has left, and so this stays with its share until
-    /// the client has taken the message.
-    rest: Bytes,
-    _share: Option<Share>,
-}
-
-/// Bytes of a piece.
-const PIECE: usize = 16 << 10;
-
-impl http_body::Body for Revocable {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let Some(revoked) = &mut self.revoked else {
-            return Poll::Ready(None);
-        };
-        let Poll::Ready(status) = revoked.as_mut().poll(cx) else {
-            if self.rest.is_empty() {
-                let next = Pin::new(&mut self.body).poll_frame(cx);
-                let Poll::Ready(Some(Ok(frame))) = next else {
-                    return next;
-                };
-                match frame.into_data() {
-                    Ok(data) => self.rest = data,
-                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
-                }
-            }
-            let length = self.rest.len().min(PIECE);
-            return Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(length)))));
-        };
-        tracing::info!(status = status.message(), "an answer is ended");
-        self.revoked = None;
-        self.body = Body::empty();
-        let mut trailers = http::HeaderMap::new();
-        status.add_header(&mut trailers)?;
-        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.revoked.is_none() || self.rest.is_empty() && self.body.is_end_stream()
     }
 }
 
@@ -374,6 +327,26 @@ pub async fn serve(
     transport::serve(address, security, routes).await
 }
 
+tokio::task_local! {
+    static CALL: Option<Arc<Share>>;
+}
+
+/// Of the running calls of a certificate, until it is dropped.
+#[derive(Debug)]
+pub struct RunningCall {
+    _share: Option<Arc<Share>>,
+}
+
+impl RunningCall {
+    /// The call that runs here. Work that goes on if its client goes keeps this until its end: then nobody has more of it than calls.
+    pub fn current() -> Self {
+        let share = CALL.try_with(Clone::clone);
+        Self {
+            _share: share.ok().flatten(),
+        }
+    }
+}
+
 /// Checks each call of a service. A method needs the right that `rights` returns for its name; one without cannot be called.
 pub fn guard<S>(access: &Arc<Access>, rights: fn(&str) -> Option<Right>, service: S) -> Guarded<S> {
     let access = access.clone();
@@ -395,7 +368,7 @@ struct Admission {
     /// Where its outcome is noted.
     audit: Option<AuditLog>,
     /// Of the running calls of its certificate.
-    share: Option<Share>,
+    share: Option<Arc<Share>>,
 }
 
 impl Guard {
@@ -411,11 +384,14 @@ impl Guard {
         };
         let share = match &peer.names {
             None => None,
-            Some(names) => Some(self.access.calls.take(names, most).ok_or_else(|| {
-                Status::resource_exhausted(format!(
-                    "{most} calls with this certificate have not ended: end some"
-                ))
-            })?),
+            Some(names) => {
+                let share = self.access.calls.take(names, most).ok_or_else(|| {
+                    Status::resource_exhausted(format!(
+                        "{most} calls with this certificate have not ended: end some"
+                    ))
+                })?;
+                Some(Arc::new(share))
+            }
         };
         let caller = Caller::new(peer, role);
         let denied = (!right.roles().contains(&role)).then(|| {
@@ -445,6 +421,17 @@ impl Admission {
             }
             None => audit.add(&self.caller, &self.method, "ok", ""),
         }
+    }
+}
+
+/// Refuses a call whose certificate has too many bytes of answers that wait.
+fn has_room(waiting: &Share) -> Result<(), Status> {
+    let bytes = waiting.of_all();
+    match bytes < ANSWERS_MAX {
+        true => Ok(()),
+        false => Err(Status::resource_exhausted(format!(
+            "answers of {bytes} bytes to this certificate have not been taken: take them, or end their calls"
+        ))),
     }
 }
 
@@ -484,26 +471,28 @@ where
             return Box::pin(ready(Ok(response)));
         }
         request.extensions_mut().insert(admission.caller.clone());
+        let mut waiting = None;
         if matches!(admission.caller.role, Role::Host | Role::ReadOnly) {
             let names = admission.caller.peer.names.as_deref().unwrap_or_default();
-            let large = &self.guard.access.large;
+            let Access { large, answers, .. } = &*self.guard.access;
             request = request.map(|body| Body::new(Bounded::new(body, large, names)));
+            waiting = Some(answers.none(names));
         }
-        let call = self.service.call(request);
+        if let Err(full) = waiting.as_ref().map_or(Ok(()), has_room) {
+            return Box::pin(ready(Ok(full.into_http())));
+        }
+        let call = CALL.scope(admission.share.clone(), self.service.call(request));
         let access = self.guard.access.clone();
         Box::pin(async move {
             let response = call.await?;
             admission.note(&response);
             let Admission { caller, share, .. } = admission;
-            let revoked = async move { access.role_changes(caller).await };
-            Ok(response.map(|body| {
-                Body::new(Revocable {
-                    body,
-                    revoked: Some(Box::pin(revoked)),
-                    rest: Bytes::new(),
-                    _share: share,
-                })
-            }))
+            let revoked = Box::pin(async move { access.role_changes(caller).await });
+            // Others may have been answered meanwhile.
+            if let Err(full) = waiting.as_ref().map_or(Ok(()), has_room) {
+                return Ok(full.into_http());
+            }
+            Ok(response.map(|body| Body::new(Answer::new(body, revoked, share, waiting))))
         })
     }
 }
@@ -558,6 +547,9 @@ pub fn document_faults(
 
 #[cfg(test)]
 mod tests {
+    use http_body::Frame;
+    use tonic::codegen::Bytes;
+
     use super::*;
 
     fn peer(names: Option<&[&str]>) -> Arc<Peer> {
@@ -621,14 +613,10 @@ mod tests {
         let (send, frames) = tokio::sync::mpsc::unbounded_channel::<Result<Frame<Bytes>, Status>>();
         let caller = Arc::new(Caller::new(peer(Some(&["grafana"])), Role::ReadOnly));
         let own = access.clone();
-        let mut answer = Revocable {
-            rest: Bytes::new(),
-            body: Body::new(StreamBody::new(
-                tokio_stream::wrappers::UnboundedReceiverStream::new(frames),
-            )),
-            revoked: Some(Box::pin(async move { own.role_changes(caller).await })),
-            _share: None,
-        };
+        let frames = tokio_stream::wrappers::UnboundedReceiverStream::new(frames);
+        let body = Body::new(StreamBody::new(frames));
+        let revoked = Box::pin(async move { own.role_changes(caller).await });
+        let mut answer = Answer::new(body, revoked, None, None);
         let say = |text: &'static str| {
             send.send(Ok(Frame::data(Bytes::from_static(text.as_bytes()))))
                 .is_ok()
@@ -650,33 +638,6 @@ mod tests {
         );
         assert!(answer.frame().await.is_none() && http_body::Body::is_end_stream(&answer));
         assert!(!say("nobody listens"));
-    }
-
-    /// A connection drops the body of an answer when it has taken the last frame, sent or not. So that what an answer takes is counted until
-    /// the client has taken it, no frame is longer than what may wait in the connection.
-    #[tokio::test]
-    async fn an_answer_holds_its_share_until_its_last_piece_is_taken() {
-        use http_body_util::{BodyExt, Full};
-        let (shares, names) = (Shares::default(), ["h9".to_owned()]);
-        let message: Vec<u8> = (0..3 * PIECE + 5).map(|n| n as u8).collect();
-        let mut answer = Revocable {
-            body: Body::new(Full::new(Bytes::from(message.clone()))),
-            revoked: Some(Box::pin(std::future::pending())),
-            rest: Bytes::new(),
-            _share: shares.take(&names, 1),
-        };
-        let (mut lengths, mut taken) = (Vec::new(), Vec::new());
-        while !http_body::Body::is_end_stream(&answer) {
-            assert!(shares.take(&names, 1).is_none(), "after {} bytes", taken.len());
-            let frame = answer.frame().await.expect("a frame").expect("no error");
-            let data = frame.into_data().expect("data");
-            lengths.push(data.len());
-            taken.extend_from_slice(&data);
-        }
-        assert_eq!(lengths, [PIECE, PIECE, PIECE, 5]);
-        assert_eq!(taken, message);
-        drop(answer);
-        assert!(shares.take(&names, 1).is_some());
     }
 
     /// Answers once the request is there, with a body that has not ended.
@@ -749,6 +710,74 @@ mod tests {
             .collect();
         assert!(many.iter().all(Option::is_some));
         assert!(code(&call(Some(&["b"])).await.expect("infallible")).is_some());
+    }
+
+    /// Its work runs on when it is dropped.
+    #[derive(Clone)]
+    struct Works(tokio::sync::mpsc::UnboundedSender<RunningCall>);
+
+    impl Service<http::Request<Body>> for Works {
+        type Response = http::Response<Body>;
+        type Error = Infallible;
+        type Future = BoxFuture<Self::Response, Infallible>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: http::Request<Body>) -> Self::Future {
+            let work = self.0.clone();
+            Box::pin(async move {
+                let _ = work.send(RunningCall::current());
+                std::future::pending().await
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn work_that_outlives_its_call_counts_as_a_call() {
+        let access = Arc::new(Access::default());
+        let (work, mut running) = tokio::sync::mpsc::unbounded_channel();
+        let mut guarded = guard(&access, |_| Some(Right::Reach), Works(work));
+        let mut request = http::Request::new(Body::default());
+        *request.uri_mut() = http::Uri::from_static("/castnet.v1.Service/Look");
+        request.extensions_mut().insert(peer(Some(&["h1"])));
+        let mut call = guarded.call(request);
+        let works = tokio::select! {
+            _ = &mut call => panic!("it has ended"),
+            works = running.recv() => works.expect("it works"),
+        };
+        drop(call);
+        let running = access.calls.none(&["h1".to_owned()]);
+        assert_eq!(running.of_all(), 1);
+        drop(works);
+        assert_eq!(running.of_all(), 0);
+    }
+
+    #[tokio::test]
+    async fn who_takes_no_answers_gets_no_more() {
+        let roles = Roles {
+            operators: vec!["ops".into()],
+            ..Roles::default()
+        };
+        let access = Arc::new(Access::new(roles, None));
+        let guarded = guard(&access, |_| Some(Right::Reach), Answers);
+        let call = |name| {
+            let mut request = http::Request::new(Body::default());
+            *request.uri_mut() = http::Uri::from_static("/castnet.v1.Service/Look");
+            request.extensions_mut().insert(peer(Some(&[name])));
+            let called = guarded.clone().call(request);
+            async { Status::from_header_map(called.await.expect("infallible").headers()).map(|s| s.code()) }
+        };
+        let mut unread = access.answers.none(&["h9".to_owned()]);
+        assert!(unread.set(ANSWERS_MAX - 1, usize::MAX));
+        let (kept, begun) = (call("h9").await, call("h9"));
+        assert!(unread.set(ANSWERS_MAX, usize::MAX));
+        let full = Some(Code::ResourceExhausted);
+        assert_eq!((kept, begun.await, call("h9").await), (None, full, full));
+        assert_eq!((call("h8").await, call("ops").await), (None, None));
+        drop(unread);
+        assert_eq!(call("h9").await, None);
     }
 
     #[tokio::test]

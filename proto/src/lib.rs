@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod answer;
 pub mod audit;
 mod bounded;
 pub mod convert;

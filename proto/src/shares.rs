@@ -9,31 +9,57 @@ use parking_lot::Mutex;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shares(Arc<Mutex<BTreeMap<Vec<String>, usize>>>);
 
-/// One of those of a certificate, until it is dropped.
+/// Some of what a certificate has, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Share(Shares, Vec<String>);
+pub(crate) struct Share {
+    shares: Shares,
+    names: Vec<String>,
+    count: usize,
+}
 
 impl Shares {
-    /// `None` if the certificate has `most`, the most that it may have at a time.
+    /// Takes one. `None` if the certificate has `most`, the most that it may have at a time.
     pub(crate) fn take(&self, names: &[String], most: usize) -> Option<Share> {
-        let mut taken = self.0.lock();
-        match taken.get_mut(names) {
-            Some(count) if *count >= most => return None,
-            Some(count) => *count += 1,
-            None => drop(taken.insert(names.to_vec(), 1)),
+        let mut share = self.none(names);
+        share.set(1, most).then_some(share)
+    }
+
+    /// A share of nothing yet.
+    pub(crate) fn none(&self, names: &[String]) -> Share {
+        Share {
+            shares: self.clone(),
+            names: names.to_vec(),
+            count: 0,
         }
-        Some(Share(self.clone(), names.to_vec()))
+    }
+}
+
+impl Share {
+    /// Changes how much this is. Refused, and then nothing changes, if more is wanted and the certificate has `most` already.
+    pub(crate) fn set(&mut self, count: usize, most: usize) -> bool {
+        let mut taken = self.shares.0.lock();
+        let all = taken.get(&self.names).copied().unwrap_or_default();
+        if count > self.count && all >= most {
+            return false;
+        }
+        match all + count - self.count {
+            0 => drop(taken.remove(&self.names)),
+            all => drop(taken.insert(self.names.clone(), all)),
+        }
+        self.count = count;
+        true
+    }
+
+    /// What the certificate has in all.
+    pub(crate) fn of_all(&self) -> usize {
+        let taken = self.shares.0.lock();
+        taken.get(&self.names).copied().unwrap_or_default()
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let Self(Shares(taken), names) = self;
-        let mut taken = taken.lock();
-        match taken.get_mut(names) {
-            Some(count) if *count > 1 => *count -= 1,
-            _ => drop(taken.remove(names)),
-        }
+        self.set(0, usize::MAX);
     }
 }
 
@@ -52,5 +78,23 @@ mod tests {
         assert!(shares.0.lock().is_empty(), "nothing is left of those who left");
         let one = shares.take(&a, 2);
         assert!(one.is_some() && shares.take(&a, 2).is_some());
+    }
+
+    #[test]
+    fn a_share_grows_until_its_certificate_has_the_most() {
+        let shares = Shares::default();
+        let names = ["a".to_owned()];
+        let (mut first, mut second) = (shares.none(&names), shares.none(&names));
+        assert!(
+            first.set(9, 10) && second.set(5, 10),
+            "less than the most was taken"
+        );
+        assert_eq!((first.of_all(), second.of_all()), (14, 14));
+        assert!(!first.set(10, 10) && first.of_all() == 14);
+        assert!(first.set(4, 10) && first.of_all() == 9);
+        drop(second);
+        assert_eq!(first.of_all(), 4);
+        drop(first);
+        assert!(shares.0.lock().is_empty());
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use castnet_proto::access::{Caller, Right, Role};
+use castnet_proto::access::{Caller, Right, Role, RunningCall};
 use castnet_proto::convert::{
     Invalid, RULES_TOGETHER_MAX, SourceGuardParts, check_owner, filter_from_proto, install_result_to_proto,
     mcst_id_from_proto, multicast_routes_from_proto, of_one_route, port_from_proto, prefix_from_proto,
@@ -42,8 +42,12 @@ impl Service {
         &self,
         question: impl FnOnce(&Shared) -> Result<T, Status> + Send + 'static,
     ) -> Answer<T> {
-        let shared = self.shared.clone();
-        let answer = tokio::task::spawn_blocking(move || question(&shared)).await;
+        let (shared, call) = (self.shared.clone(), RunningCall::current());
+        let asked = move || {
+            let _to_its_end = call;
+            question(&shared)
+        };
+        let answer = tokio::task::spawn_blocking(asked).await;
         answer
             .map_err(|error| Status::internal(error.to_string()))?
             .map(Response::new)

@@ -16,7 +16,7 @@ use castnet_topology::{MulticastRoute, Topology};
 use tonic::Status;
 
 use crate::collective_places::set_link;
-use crate::common::{Client, Events, Lab, PATIENCE, destruction, reaches};
+use crate::common::{Client, Events, Lab, destruction, reaches, until};
 
 /// Six leaves with a host each below a programmable router, with the addresses of `castnet rules core`.
 fn star(block: &str) -> Topology {
@@ -62,17 +62,6 @@ async fn create(lab: &Lab, client: &Client, (name, qpn): (&str, u32), hosts: &[&
     };
     client.clone().create_group(request).await.unwrap();
     reaches(client, name, Active).await;
-}
-
-async fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let waited = async {
-        while !is() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, waited)
-        .await
-        .unwrap_or_else(|_| panic!("{what}"));
 }
 
 /// What the programmable router copies, by address.

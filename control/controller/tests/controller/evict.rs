@@ -5,7 +5,7 @@ use castnet_proto::v1::{CollectivePhase, GroupPhase};
 use tonic::{Code, Status};
 
 use crate::common::ranks::all;
-use crate::common::{Client, Events, Lab, PATIENCE, creation, next, reaches};
+use crate::common::{Client, Events, Lab, creation, next, reaches, until};
 
 async fn evict(client: &mut Client, group: &str, member: &str) -> Result<Vec<String>, Status> {
     let (group, member) = (group.into(), member.into());
@@ -80,12 +80,8 @@ async fn a_switch_that_cannot_be_reached_learns_of_it_when_it_returns() {
         let mut events = Events::of(&client).await;
         lab.switches.get_mut("leaf1").unwrap().start().await;
         events.switch("leaf1", true).await;
-        let has_new = async {
-            while lab.switch("leaf1").groups() != ["g.2"] {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, has_new).await.expect("in time");
+        let has_new = || lab.switch("leaf1").groups() == ["g.2"];
+        until("leaf1 has the new rule", has_new).await;
         reaches(&client, "g", GroupPhase::Active).await;
         drop(controller);
     }

@@ -8,7 +8,7 @@ use castnet_proto::v1;
 use tempfile::TempDir;
 use tonic::Status;
 
-use crate::common::{Client, Events, Lab, PATIENCE, creation, reaches, start};
+use crate::common::{Client, Events, Lab, PATIENCE, creation, reaches, start, until};
 
 /// A small file system in memory.
 struct Disk(TempDir);
@@ -118,7 +118,8 @@ async fn a_full_disk_is_outlived() {
         lab.switches.get_mut("leaf0").unwrap().restart().await;
         lab.switches.get_mut("spine0").unwrap().stop().await;
         events.switch("leaf0", true).await;
-        assert_eq!(lab.switch("leaf0").groups(), ["lasting.1"]);
+        let has_it = || lab.switch("leaf0").groups() == ["lasting.1"];
+        until("leaf0 has its group again", has_it).await;
         events.switch("spine0", false).await;
         disk.free();
         reaches(&client, "lasting", v1::GroupPhase::Degraded).await;

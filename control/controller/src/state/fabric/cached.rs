@@ -16,12 +16,23 @@ const MOVED_MAX: usize = 4096;
 /// The facts, and what is derived from them.
 pub(crate) struct Fabric {
     facts: Facts,
-    topology: OnceLock<Arc<Topology>>,
+    /// The hosts of the file that have no link there.
+    unlinked: Vec<String>,
+    made: OnceLock<Made>,
+    /// The last topology, if only sightings have come since. It is still true if they have moved nobody.
+    before: Option<Made>,
     sightings: OnceLock<Sightings>,
     /// Number of changes of what the places of hosts depend on.
     pub(crate) version: u64,
     /// The last changes that concern one host each, without gap: the version after each, and the host.
     moved: VecDeque<(u64, String)>,
+}
+
+#[derive(Clone)]
+struct Made {
+    topology: Arc<Topology>,
+    /// The places of the hosts that the file does not place: all else is as the file has it.
+    places: Vec<(String, Place)>,
 }
 
 impl Deref for Fabric {
@@ -34,9 +45,15 @@ impl Deref for Fabric {
 
 impl Fabric {
     pub(crate) fn new(facts: Facts) -> Self {
+        let unlinked = facts.file.iter().flat_map(|file| {
+            let hosts = file.hosts().map(|host| &host.name);
+            hosts.filter(|name| file.attachment(name).is_none()).cloned()
+        });
         Self {
+            unlinked: unlinked.collect(),
             facts,
-            topology: OnceLock::new(),
+            made: OnceLock::new(),
+            before: None,
             sightings: OnceLock::new(),
             version: 0,
             moved: VecDeque::new(),
@@ -53,10 +70,25 @@ impl Fabric {
 
     pub(crate) fn topology(&self) -> Arc<Topology> {
         let made = || {
-            let filed = self.facts.topology_of_file();
-            filed.unwrap_or_else(|| self.facts.topology(|| self.sightings()))
+            let unfiled = self.facts.unfiled.iter().filter(|_| self.facts.file.is_some());
+            let unplaced = unfiled.chain(&self.unlinked);
+            let places: Vec<_> = unplaced.map(|host| (host.clone(), self.place(host))).collect();
+            let before = self.before.as_ref().filter(|before| before.places == places);
+            before.cloned().unwrap_or_else(|| {
+                let filed = self.facts.topology_of_file();
+                let topology = filed.unwrap_or_else(|| self.facts.topology(|| self.sightings()));
+                let topology = Arc::new(topology);
+                Made { topology, places }
+            })
         };
-        self.topology.get_or_init(|| Arc::new(made())).clone()
+        self.made.get_or_init(made).topology.clone()
+    }
+
+    /// What was made may not be true any more: sightings have changed, or what is looked for in them.
+    fn doubt(&mut self) {
+        if let Some(made) = self.made.take() {
+            self.before = self.facts.file.is_some().then_some(made);
+        }
     }
 
     /// The hosts whose places may have changed since a version. `None`: any may have.
@@ -105,9 +137,7 @@ impl Fabric {
         if seen || names {
             self.version += 1;
             self.moved.clear();
-            if self.facts.file.is_none() || !self.facts.unfiled.is_empty() {
-                self.topology.take();
-            }
+            self.doubt();
         }
         if ports {
             let numbers: Vec<u8> = old.ports.keys().copied().collect();
@@ -118,26 +148,45 @@ impl Fabric {
 
     /// Sets what a host has reported; `None`: only the file counts.
     pub(crate) fn set_host(&mut self, name: &str, host: Option<HostRecord>) {
+        let stays = host.is_some() == self.facts.hosts.contains_key(name);
         self.facts.set(name, host);
         self.version += 1;
         self.moved.push_back((self.version, name.into()));
         if self.moved.len() > MOVED_MAX {
             self.moved.pop_front();
         }
+        let filed = |facts: &Facts| facts.file.as_ref().map(|file| file.host(name).is_some());
+        match filed(&self.facts) {
+            Some(true) => {}
+            // Known by other addresses, it may be elsewhere.
+            Some(false) if stays => self.doubt(),
+            _ => return self.forget(),
+        }
         self.patch(|facts, topology| {
             let (ip, mac) = facts.addresses(name);
-            let filed = facts.file.as_ref().is_some_and(|file| file.host(name).is_some());
-            filed && topology.set_host_addresses(name, ip, mac)
+            topology.set_host_addresses(name, ip, mac)
         });
+    }
+
+    fn forget(&mut self) {
+        self.made.take();
+        self.before = None;
     }
 
     /// Changes the topology as the facts have changed. If `change` returns false, it is made anew when it is needed.
     fn patch(&mut self, change: impl FnOnce(&Facts, &mut Topology) -> bool) {
-        let Some(mut topology) = self.topology.take() else {
+        // What is made now is newer than what was.
+        let before = self.before.take();
+        let is_made = self.made.get().is_some();
+        let Some(mut last) = self.made.take().or(before) else {
             return;
         };
-        if change(&self.facts, Arc::make_mut(&mut topology)) {
-            self.topology = topology.into();
+        if !change(&self.facts, Arc::make_mut(&mut last.topology)) {
+            return;
+        }
+        match is_made {
+            true => self.made = last.into(),
+            false => self.before = Some(last),
         }
     }
 }
@@ -300,10 +349,13 @@ mod tests {
         /// Whatever changes, the fabric is that of the facts as they are, and so are the paths in it.
         #[test]
         fn the_fabric_follows_the_facts(
-            filed in any::<bool>(),
+            (filed, unlinked) in any::<(bool, bool)>(),
             changes in proptest::collection::vec((change(), any::<bool>()), 1..24),
         ) {
-            let file = filed.then(|| Topology::leaf_spine(2, 1, 2).unwrap());
+            let mut file = filed.then(|| Topology::leaf_spine(2, 1, 2).unwrap());
+            if let (Some(file), true) = (&mut file, unlinked) {
+                file.add_host("h4", Some([10, 9, 0, 4].into()), None).unwrap();
+            }
             let names = (0..3).map(switch);
             let mut fabric = Fabric::new(Facts::new(file, names, []));
             for (change, looks) in changes {
@@ -323,9 +375,8 @@ mod tests {
                 }
                 let fresh = Fabric::new(fabric.facts.clone());
                 prop_assert_eq!(words(&fabric.topology()), words(&fresh.topology()), "of the file");
-                let mut fresh = Fabric::new(fabric.facts.clone());
-                fresh.topology = Arc::new(fresh.facts.topology(|| fresh.sightings())).into();
-                prop_assert_eq!(words(&fabric.topology()), words(&fresh.topology()));
+                let whole = fresh.facts.topology(|| fresh.sightings());
+                prop_assert_eq!(words(&fabric.topology()), words(&whole));
                 for host in (0..6).map(|n| format!("h{n}")) {
                     prop_assert_eq!(fabric.place(&host), fresh.place(&host));
                     for other in (0..6).map(|n| format!("h{n}")) {
@@ -338,6 +389,51 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Each rack may have a host that the file lacks: what is seen of others is nothing new for it.
+    #[test]
+    fn who_is_not_filed_costs_nothing_until_it_moves() {
+        let file = Some(Topology::leaf_spine(2, 1, 2).unwrap());
+        let mut fabric = Fabric::new(Facts::new(file, (0..3).map(switch), []));
+        let record = |mac| HostRecord {
+            name: "guest".into(),
+            ip: [10, 9, 0, 1].into(),
+            mac: [2, 9, 0, 0, 0, mac],
+        };
+        let seen = |hosts: &[(u8, u8)]| {
+            let host = |&(port, mac): &(u8, u8)| {
+                let mac = [2, 9, 0, 0, 0, mac];
+                let ip = [10, 9, 0, mac[5]].into();
+                let who = Who::Host { ip, mac };
+                NeighbourReport { port, age_ns: 0, who }
+            };
+            SwitchReport {
+                ports: [].into(),
+                neighbours: hosts.iter().map(host).collect(),
+            }
+        };
+        fabric.set_host("guest", Some(record(1)));
+        fabric.report("leaf0", seen(&[(3, 1)]));
+        let there = fabric.topology();
+        assert_eq!(
+            there.attachment("guest").map(|(_, at, port)| (at, port)),
+            Some(("leaf0", 3))
+        );
+        assert!(fabric.report("leaf0", seen(&[(3, 1), (2, 7)])));
+        assert!(fabric.report("leaf1", seen(&[(3, 8)])));
+        assert!(Arc::ptr_eq(&there, &fabric.topology()));
+        // Its address changes while what was seen is looked at, and changes back.
+        fabric.set_host("guest", Some(record(9)));
+        let claimed = fabric.topology();
+        assert_eq!(claimed.attachment("guest"), None);
+        fabric.set_host("guest", Some(record(1)));
+        assert!(fabric.topology().attachment("guest").is_some());
+        fabric.report("leaf0", seen(&[(2, 1)]));
+        let moved = fabric.topology();
+        assert_eq!(moved.attachment("guest").map(|(_, _, port)| port), Some(2));
+        fabric.set_host("guest", None);
+        assert!(fabric.topology().host("guest").is_none());
     }
 
     #[test]

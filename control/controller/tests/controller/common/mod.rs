@@ -719,6 +719,18 @@ impl Events {
     }
 }
 
+/// Waits until a switch is as wanted. That it is up is told before it has its groups.
+pub(crate) async fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let waited = async {
+        while !is() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, waited)
+        .await
+        .unwrap_or_else(|_| panic!("{what}"));
+}
+
 /// Waits until a group is in a phase, now or later.
 pub(crate) async fn reaches(client: &Client, name: &str, phase: v1::GroupPhase) -> v1::Group {
     let mut events = Events::of(client).await;
