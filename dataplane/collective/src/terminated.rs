@@ -167,6 +167,8 @@ pub struct Terminated<const W: usize = 1> {
     blocked: EndpointSet<W>,
     /// Endpoints whose connection has ended.
     ended: EndpointSet<W>,
+    /// Collectives may have ended. One look at all endpoints is enough for the ACKs of many.
+    is_retiring: bool,
     since: Nanos,
     stall_at: Nanos,
 }
@@ -213,6 +215,7 @@ impl<const W: usize> Terminated<W> {
             touched: EndpointSet::EMPTY,
             blocked: EndpointSet::EMPTY,
             ended: EndpointSet::EMPTY,
+            is_retiring: false,
             since: Nanos::ZERO,
             stall_at: Nanos::ZERO,
             config: Config {
@@ -254,7 +257,7 @@ impl<const W: usize> Terminated<W> {
             pipe.released += 1;
         }
         self.progress(now);
-        self.retire();
+        self.is_retiring = true;
     }
 
     /// The connection of an endpoint has ended: nothing is received from it any more.
@@ -277,6 +280,9 @@ impl<const W: usize> Terminated<W> {
 
     /// The next action. `inbox` holds what has arrived.
     pub fn poll(&mut self, now: Nanos, inbox: &impl Inbox) -> Option<Effect<W>> {
+        if core::mem::take(&mut self.is_retiring) {
+            self.retire();
+        }
         if core::mem::take(&mut self.conflict_due)
             && let Some(control) = self.conflict
         {

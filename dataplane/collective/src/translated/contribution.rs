@@ -3,6 +3,7 @@
 use super::bridge::{Location, wire};
 use super::emission::Readiness;
 use super::endpoint::Receiving;
+use super::feedback::AT_ONCE;
 use super::machine::{Translated, emit};
 use super::pipe::Pipe;
 use super::slot::{Phase, Slots};
@@ -358,7 +359,14 @@ impl<const W: usize> Translated<W> {
             self.blamed.insert(from);
             emit(out, Effect::Refused { from, sequence, why });
         }
-        self.confirm_all(from, u64::MAX);
+        // A repetition brings the NAK where that takes more than this.
+        let mut work = match self.is_augmented() {
+            true => usize::MAX,
+            false => AT_ONCE,
+        };
+        if !self.confirm(from, u64::MAX, &mut work) {
+            self.unconfirmed.insert(from);
+        }
         if self.endpoint(from).receiving.confirmed == g {
             self.acknowledge(from, Syndrome::Nak(NakCode::InvalidRequest), out);
         }
@@ -607,9 +615,10 @@ impl<const W: usize> Translated<W> {
             return;
         }
         self.slots.at_mut(Pipe::Aggregation, g).ack_request |= ack_request;
-        // A receiver accepts none of this collective while it lacks packets of an earlier one, which it gets otherwise.
+        // A receiver accepts none of this collective while it lacks packets of an earlier one, which it gets otherwise. It would cost a walk over
+        // all collectives in between to convert the position for each.
         let start = self.calls.get(index).start;
-        let is_next = |e: EndpointId| repairing || self.endpoint(e).sending.acked >= start;
+        let is_next = |e: EndpointId| self.endpoint(e).sending.acked >= start;
         let lacking = to.iter().filter(|&e| is_next(e) && self.lacks(e, g)).collect();
         self.emit_again(g, lacking, ack_request, out);
     }

@@ -11,7 +11,7 @@ use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 const STEP: usize = 4096;
 
 /// The same while a frame is handled, beside two for each endpoint: a batch can have many such frames.
-const AT_ONCE: usize = 64;
+pub(super) const AT_ONCE: usize = 64;
 
 /// 10 us.
 const SHORTEST_WAIT: RnrTimer = RnrTimer::new(1);

@@ -32,6 +32,8 @@ struct Lab {
     /// What was sent to rank 0, by position.
     to_first: Vec<u32>,
     most: u32,
+    /// Packets may be refused.
+    refuses: bool,
 }
 
 impl Lab {
@@ -72,6 +74,7 @@ impl Lab {
             told: vec![None; ranks],
             to_first: Vec::new(),
             most: 0,
+            refuses: false,
         };
         for sequence in 0..calls {
             let (primitive, root) = (of(sequence), sequence as u16 % RANKS);
@@ -110,27 +113,35 @@ impl Lab {
     }
 
     fn control(&mut self, sequence: u32, rank: u16, call: Call) {
-        let control = Control {
-            sequence,
-            rank,
-            call,
-            verdict: Verdict::Agreed,
-        };
         let psn = self.next(rank);
         self.handle(Event::Control {
             from: id(rank),
             psn,
-            control,
+            control: Self::agreed(sequence, rank, call),
             ack_request: false,
         });
     }
 
-    fn data(&mut self, rank: u16) {
-        let psn = self.next(rank);
-        self.data_at(rank, psn);
+    fn agreed(sequence: u32, rank: u16, call: Call) -> Control {
+        Control {
+            sequence,
+            rank,
+            call,
+            verdict: Verdict::Agreed,
+        }
     }
 
-    fn data_at(&mut self, rank: u16, psn: Psn) {
+    fn data(&mut self, rank: u16) {
+        let psn = self.next(rank);
+        self.data_at(rank, psn, false);
+    }
+
+    /// As a requester does that has got no ACK.
+    fn repeat(&mut self, rank: u16, psn: Psn) {
+        self.data_at(rank, psn, true);
+    }
+
+    fn data_at(&mut self, rank: u16, psn: Psn, ack_request: bool) {
         let shape = PacketShape {
             payload: 8,
             ..PacketShape::default()
@@ -139,7 +150,7 @@ impl Lab {
             from: id(rank),
             psn,
             shape,
-            ack_request: false,
+            ack_request,
         });
     }
 
@@ -180,7 +191,7 @@ impl Lab {
                             self.to_first.push(g.value());
                         }
                     }
-                    Effect::Drop(reason) => panic!("{reason}"),
+                    Effect::Drop(reason) if !self.refuses => panic!("{reason}"),
                     _ => {}
                 }
             }
@@ -338,9 +349,68 @@ fn a_gap_before_a_whole_window_is_closed_in_one_walk() {
         let first = lab.next(3);
         (1..PACKETS).for_each(|_| lab.data(3));
         lab.most = 0;
-        lab.data_at(3, first);
+        lab.data_at(3, first, false);
         assert!(lab.most < 100, "{mode:?}: {} collectives in one call", lab.most);
         let expected = lab.machine.endpoint(id(3)).receiving.expected;
         assert_eq!(expected, lab.machine.calls.end(), "{mode:?}");
     }
+}
+
+/// A packet of a late Broadcast is repeated while nobody has acknowledged the earlier ones, which each receiver needs first.
+#[test]
+fn a_result_is_repeated_for_those_alone_who_can_take_it() {
+    let mut lab = Lab::new(CollectiveMode::Translated, CALLS, |_| Primitive::Broadcast);
+    let root = (CALLS - 1) as u16 % RANKS;
+    let last = Psn::new(lab.sent[usize::from(root)] - 1);
+    let before = lab.got.clone();
+    lab.repeat(root, last);
+    assert_eq!(lab.got, before);
+    let all_but_one = lab.got[1] - 2;
+    lab.feedback(1, all_but_one, Syndrome::Ack);
+    let before = lab.got.clone();
+    lab.repeat(root, last);
+    let repeated: Vec<u32> = lab.got.iter().zip(before).map(|(now, then)| now - then).collect();
+    assert_eq!(
+        (repeated[1], repeated.iter().sum::<u32>()),
+        (1, 1),
+        "{repeated:?}"
+    );
+}
+
+/// A rank breaks a rule behind a whole window that is not confirmed to it yet.
+#[test]
+fn a_refusal_behind_much_is_told_when_all_before_it_is_taken() {
+    let mut lab = Lab::new(CollectiveMode::Translated, CALLS, |_| Primitive::AllReduce);
+    for rank in 0..RANKS {
+        let ack = Event::Feedback {
+            from: id(rank),
+            psn: Psn::new(lab.got[usize::from(rank)] - 1),
+            msn: 0,
+            syndrome: Syndrome::Ack,
+        };
+        lab.machine.handle(Nanos(1), ack, &mut lab.out);
+    }
+    let call = Call {
+        flags: CallFlags::REPRODUCIBLE,
+        ..Lab::call(Primitive::AllReduce, 0)
+    };
+    let psn = lab.next(3);
+    let wrong = Event::Control {
+        from: id(3),
+        psn,
+        control: Lab::agreed(CALLS, 3, call),
+        ack_request: false,
+    };
+    let confirmed = |lab: &Lab| lab.machine.endpoint(id(3)).receiving.confirmed;
+    let before = confirmed(&lab);
+    lab.machine.handle(Nanos(1), wrong, &mut lab.out);
+    let more = confirmed(&lab) - before;
+    assert!(
+        more < u64::from(CALLS) / 2,
+        "{more} packets are confirmed in one call"
+    );
+    lab.refuses = true;
+    (0..2).for_each(|_| lab.handle(wrong));
+    let nak = Syndrome::Nak(NakCode::InvalidRequest);
+    assert_eq!(lab.told[3].map(|(psn, _, said)| (psn, said)), Some((psn, nak)));
 }

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use crate::common::*;
 use castnet_engine::EventKind;
 use castnet_engine::plain::PlainEgress;
-use castnet_rules::GroupRule;
+use castnet_rules::{GroupRule, MulticastRule};
 use castnet_wire::{
-    DropReason, Ethernet, IpAddrs, Ipv4, McstId, NakCode, Nanos, Opcode, Psn, Qpn, RnrTimer, Syndrome,
-    VlanTag, icrc,
+    AnySource, DropReason, Ethernet, IpAddrs, Ipv4, McstId, NakCode, Nanos, Opcode, Psn, Qpn, RnrTimer,
+    Syndrome, VlanTag, icrc,
 };
 use proptest::prelude::*;
 
@@ -246,6 +246,68 @@ fn a_member_that_fails_and_a_first_psn_that_was_learned_are_told() {
             },
         ]
     );
+}
+
+/// Who has failed acknowledges a packet, fails again, and so on.
+#[test]
+fn a_member_that_fails_again_and_again_is_told_once() {
+    let mut engine = star_switch(2);
+    for psn in 100..120 {
+        feed(&mut engine, T0, 0, &send(psn, &[1; 64]));
+    }
+    let fatal = Syndrome::Nak(NakCode::RemoteOperationalError);
+    for psn in 100..119 {
+        feed(&mut engine, T0, 2, &ack(2, psn, 1, Syndrome::Ack));
+        feed(&mut engine, T0, 2, &ack(2, psn + 1, 1, fatal));
+    }
+    let events: Vec<EventKind> = core::iter::from_fn(|| engine.pop_event())
+        .map(|e| e.kind)
+        .collect();
+    let failed = |kind: &&EventKind| matches!(kind, EventKind::MemberFailed { .. });
+    assert_eq!(events.iter().filter(failed).count(), 1, "{events:?}");
+    // The source learns of it when the others have what came before.
+    let sent = feed(&mut engine, T0, 1, &ack(1, 118, 1, Syndrome::Ack));
+    let said: Vec<_> = sent
+        .iter()
+        .map(|(_, frame)| (said(frame).0, said(frame).1))
+        .collect();
+    assert_eq!(said, [(118, Syndrome::Ack), (119, fatal)]);
+}
+
+/// Two members send in turn while a third one wants to, too.
+#[test]
+fn members_that_compete_displace_no_other_events() {
+    let mut engine = engine(4);
+    let any_source = |kind: &mut MulticastRule| kind.any_source = Some(AnySource::Bridged);
+    install(&mut engine, &star(2).with_multicast(any_source));
+    let mut sent = [0u32; 3];
+    let mut told = |now| {
+        let mut competing = 0;
+        for turn in 0..20 {
+            let (source, next) = (turn % 2, (turn + 1) % 2);
+            for host in [source, next, 2] {
+                let mut frame = DataFrame::new(Opcode::SendOnly, 100 + sent[host], &[1; 64]);
+                (frame.src, frame.ethernet) = (host_ip(host), ethernet(host));
+                feed(&mut engine, now, host, &frame.bytes());
+            }
+            sent[source] += 1;
+            let newest = 99 + sent.iter().sum::<u32>();
+            for host in [next, 2] {
+                feed(
+                    &mut engine,
+                    now,
+                    host,
+                    &ack(host, newest - sent[host], 1, Syndrome::Ack),
+                );
+            }
+            let events = core::iter::from_fn(|| engine.pop_event());
+            competing += events
+                .filter(|event| matches!(event.kind, EventKind::SourcesCompete { .. }))
+                .count();
+        }
+        competing
+    };
+    assert_eq!((told(T0), told(T0 + Nanos::from_millis(100))), (8, 1));
 }
 
 #[test]

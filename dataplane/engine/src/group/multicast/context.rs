@@ -104,9 +104,8 @@ impl Hot {
     }
 }
 
-/// How often the first packet of paths that join is reported: a source that sends it again and again does not displace other events.
-const JOINED_AT_ONCE: u64 = 8;
-const JOINED_EVERY: Nanos = Nanos::from_millis(100);
+/// How often a kind of event is reported that members can cause at will, so that it does not displace other events.
+const REPORTS: Limit = Limit::new(8, Nanos::from_millis(100));
 
 /// What only set-up, exceptions and first packets of WRITEs touch.
 #[derive(Clone, Debug)]
@@ -124,6 +123,10 @@ pub(crate) struct Cold {
     data_before: u64,
     /// Reports of the paths that have joined: each time that the source sends their first packet.
     pub(crate) joined: Limit,
+    /// Reports of members that want to send while another one does: each time that it waits.
+    pub(crate) competed: Limit,
+    /// Members that were reported as failed. What they say afterwards may change again and again.
+    pub(crate) failed: Paths,
     /// An acknowledge packet with the addresses of `feedback`.
     pub(crate) ack: AckTemplate,
     pub(crate) exceptions: Exceptions,
@@ -228,7 +231,9 @@ impl Group {
             core,
             ring,
             data_before: 0,
-            joined: Limit::new(JOINED_AT_ONCE, JOINED_EVERY),
+            joined: REPORTS,
+            competed: REPORTS,
+            failed: Paths::EMPTY,
             ack,
             exceptions,
         });

@@ -94,7 +94,7 @@ impl Group {
             group.hot.machine.handle_message(from, psn);
         }
         let may_fail = matches!(event, Event::Feedback { syndrome: Syndrome::Nak(code), .. } if code.is_fatal())
-            && !group.hot.machine.has_failed(from);
+            && !group.cold.failed.contains(from);
         group.hot.machine.handle(cx.now, event, &mut scratch.effects);
         if switching {
             group.adopt_source();
@@ -145,8 +145,8 @@ impl Group {
             Event::Data { psn, .. } if before.is_none() && group.hot.machine.next_psn().is_some() => {
                 events.push(cx.now, EventKind::BaselineLearned { mcst_id, psn });
             }
-            // Once for a member, however often it says so.
             Event::Feedback { syndrome, .. } if may_fail && group.hot.machine.has_failed(from) => {
+                group.cold.failed.insert(from);
                 let kind = EventKind::MemberFailed {
                     mcst_id,
                     generation: group.cold.rule.generation,
@@ -411,9 +411,11 @@ pub(crate) fn count_arrival(group: &mut Group, from: PathId, event: &Event, leng
 }
 
 /// Reports a member that wants to send while another one does.
-fn report_conflict(group: &Group, now: Nanos, events: &mut Events, effects: &[Effect]) {
+fn report_conflict(group: &mut Group, now: Nanos, events: &mut Events, effects: &[Effect]) {
     for effect in effects {
-        if let Effect::Compete { path } = effect {
+        if let Effect::Compete { path } = effect
+            && group.cold.competed.allows(now)
+        {
             let kind = EventKind::SourcesCompete {
                 mcst_id: group.hot.mcst_id,
                 generation: group.cold.rule.generation,
