@@ -296,7 +296,7 @@ impl v1::agent_server::Agent for Service {
         let who = Caller::of(&request)?;
         let caller = term_to_change(&who, &request)?;
         let guard = source_guard_from_proto(request.get_ref())?;
-        who.concerns(format!("{} ports of hosts", guard.ports.len()));
+        who.concerns(format!("ports of {} hosts", guard.hosts.len()));
         self.ask(move |shared| {
             let mut owners = shared.owners.lock();
             owners.check(&caller)?;
@@ -308,16 +308,10 @@ impl v1::agent_server::Agent for Service {
                 guards.insert(owner, guard);
             } else {
                 let reason = format!("{GUARDS_MAX} owners have a source guard here already");
-                return Err(refuse(Code::ResourceExhausted, "ports", reason));
+                return Err(refuse(Code::ResourceExhausted, "hosts", reason));
             }
-            let all = guards.values().cloned().map(|guard| {
-                let SourceGuardParts {
-                    ports,
-                    hosts,
-                    prefixes,
-                } = guard;
-                SourceGuard::new(ports, hosts, prefixes)
-            });
+            let all = guards.values().cloned();
+            let all = all.map(|SourceGuardParts { hosts, prefixes }| SourceGuard::new(hosts, prefixes));
             let done = shared.dataplane.set_source_guards(all.collect());
             done.map_err(stopped)?;
             Ok(v1::SetSourceGuardResponse {})

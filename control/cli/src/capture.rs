@@ -1,6 +1,6 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use castnet_console::api;
@@ -12,7 +12,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 use serde::Serialize;
 
-use crate::packets::{Record, Writer};
+use crate::packets::{self, Record, Writer};
 use crate::pick::{Deadline, FilterArgs};
 use crate::port::PortNames;
 
@@ -28,7 +28,7 @@ Examples:
   castnet capture --group g -o - | tshark -r -"
 )]
 pub(crate) struct CaptureCommand {
-    /// The file; `-` is stdout
+    /// The file; `-` is stdout. Only a capture or an empty file is replaced
     #[arg(short, long, value_name = "FILE")]
     out: PathBuf,
     /// Ends after so many frames
@@ -58,6 +58,10 @@ struct Captured {
 impl CaptureCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let to_stdout = self.out.as_os_str() == "-";
+        let path = if to_stdout { Path::new("stdout") } else { &self.out };
+        if !to_stdout {
+            packets::check_replaceable(path)?;
+        }
         let mut agent = self.agent.connect().await?;
         let names = PortNames::fetch(&mut agent).await?;
         let filter = self.filter.resolve(&mut agent, &names).await?;
@@ -82,6 +86,7 @@ impl CaptureCommand {
         let ports: Vec<u32> = names.iter().map(|(number, _)| number).collect();
         let mut writer = Writer::new(
             BufWriter::new(file),
+            path,
             names.iter().map(|(_, name)| name),
             self.snap,
         )?;
@@ -134,10 +139,11 @@ impl CaptureCommand {
         if to_stdout {
             remark(&sentence);
         } else {
-            output.show(&Done {
+            let done = Done {
                 facts: captured,
                 sentence,
-            })?;
+            };
+            return output.conclude(&done, ended);
         }
         ended
     }

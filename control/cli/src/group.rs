@@ -132,17 +132,18 @@ Examples:
     },
     /// Removes all groups of one owner from all switches: what a controller that does not return has left there
     #[command(
-        after_help = "A controller with the store of the old one has its name, and takes its groups up by itself (castnet store import); no other does. Otherwise they stay until they are removed. Without --yes it says what it would remove.
+        after_help = "A controller with the store of the old one has its name, and takes its groups up by itself (castnet store import); no other does. Otherwise they stay until they are removed. Without --yes it says what it would remove; with --yes, nothing to remove is an error.
 
 Examples:
   castnet group purge                           what other owners have on the switches of the controller
   castnet group purge --owner controller-3f2a9c
   castnet group purge --owner controller-3f2a9c --yes
-  castnet group purge --owner controller-3f2a9c --yes --agent unix:/run/castnet/leaf1.sock    at one switch"
+  castnet group purge --owner controller-3f2a9c --yes --agent unix:/run/castnet/leaf1.sock    at one switch
+  castnet group purge --owner operator --agent unix:/run/castnet/leaf1.sock    what rule files and operators have there"
     )]
     Purge {
-        /// Name of the controller that installed them; empty: those of operators and rule files
-        #[arg(long)]
+        /// Name of the controller that installed them; operator: those of operators and rule files
+        #[arg(long, value_name = "NAME", value_parser = purge::owner)]
         owner: Option<String>,
         /// Remove them
         #[arg(long, requires = "owner")]
@@ -495,8 +496,7 @@ impl GroupCommand {
                 let answer = controller.destroy_group(request).await;
                 let answer = answer.map_err(|s| refused(s, &group))?.into_inner();
                 let pending = still_pending(&answer.pending_switches);
-                output.show(&destroyed(group, answer))?;
-                pending
+                output.conclude(&destroyed(group, answer), pending)
             }
         }
     }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use castnet_console::exit::{self, Failure, Outcome};
@@ -20,6 +20,8 @@ use pcap_file::pcapng::{Block, PcapNgReader, PcapNgWriter};
 
 /// The block type that a pcapng file starts with.
 const PCAPNG: [u8; 4] = [0x0A, 0x0D, 0x0D, 0x0A];
+/// What a pcap file starts with, in either order of bytes: times in microseconds, and in nanoseconds.
+const PCAP: [u32; 2] = [0xA1B2_C3D4, 0xA1B2_3C4D];
 
 /// A frame of a pcap or pcapng file, by its number from 1. `-` is stdin.
 ///
@@ -181,14 +183,42 @@ pub(crate) struct Record<'a> {
     pub(crate) comment: Option<String>,
 }
 
+/// Fails if a capture would replace a file that is neither empty nor a packet file.
+pub(crate) fn check_replaceable(path: &Path) -> Outcome {
+    // A pipe is not opened: that would wait for its other end.
+    if !path.metadata().is_ok_and(|file| file.is_file()) {
+        return Ok(());
+    }
+    let mut start = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(4).read_to_end(&mut start));
+    read.map_err(|error| exit::cannot_read(path, &error))?;
+    let is_pcap = |magic: &u32| start == magic.to_be_bytes() || start == magic.to_le_bytes();
+    if start.is_empty() || start == PCAPNG || PCAP.iter().any(is_pcap) {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "{} is no packet file: nothing is written over it",
+        path.display()
+    ))
+    .next("give the capture another name, or remove the file"))
+}
+
 /// A pcapng file with one interface for each port, times in nanoseconds.
 pub(crate) struct Writer<W: Write> {
     inner: PcapNgWriter<W>,
+    path: PathBuf,
 }
 
 impl<W: Write> Writer<W> {
-    pub(crate) fn new<'n>(to: W, interfaces: impl IntoIterator<Item = &'n str>, snap: u32) -> Outcome<Self> {
-        let mut inner = PcapNgWriter::new(to).map_err(failure)?;
+    /// `path`: of the file, for failures.
+    pub(crate) fn new<'n>(
+        to: W,
+        path: &Path,
+        interfaces: impl IntoIterator<Item = &'n str>,
+        snap: u32,
+    ) -> Outcome<Self> {
+        let unwritten = |error| unwritten(path, error);
+        let mut inner = PcapNgWriter::new(to).map_err(unwritten)?;
         for name in interfaces {
             let options = vec![
                 InterfaceDescriptionOption::IfName(Cow::Owned(name.to_owned())),
@@ -199,9 +229,10 @@ impl<W: Write> Writer<W> {
                 snaplen: snap,
                 options,
             };
-            inner.write_pcapng_block(block).map_err(failure)?;
+            inner.write_pcapng_block(block).map_err(unwritten)?;
         }
-        Ok(Self { inner })
+        let path = path.to_owned();
+        Ok(Self { inner, path })
     }
 
     pub(crate) fn write(&mut self, record: &Record<'_>) -> Outcome {
@@ -220,19 +251,22 @@ impl<W: Write> Writer<W> {
             data: Cow::Borrowed(record.bytes),
             options,
         };
-        self.inner.write_pcapng_block(block).map_err(failure)?;
-        Ok(())
+        let written = self.inner.write_pcapng_block(block);
+        written.map(drop).map_err(|error| unwritten(&self.path, error))
     }
 
     pub(crate) fn flush(&mut self) -> Outcome {
-        Ok(self.inner.get_mut().flush()?)
+        let flushed = self.inner.get_mut().flush();
+        flushed.map_err(|error| unwritten(&self.path, PcapError::IoError(error)))
     }
 }
 
-fn failure(error: PcapError) -> Failure {
+/// The failure of writing a capture. A reader that closes a pipe is none.
+fn unwritten(path: &Path, error: PcapError) -> Failure {
     match error {
-        PcapError::IoError(error) => Failure::from(error),
-        other => Failure::failed(format!("cannot write the capture: {other}")),
+        PcapError::IoError(error) if error.kind() == io::ErrorKind::BrokenPipe => error.into(),
+        PcapError::IoError(error) => exit::cannot_write(path, &error),
+        other => Failure::failed(format!("cannot write {}: {other}", path.display())),
     }
 }
 
@@ -243,7 +277,7 @@ mod tests {
     #[test]
     fn a_capture_can_be_read_back_with_names_and_remarks() {
         let mut bytes = Vec::new();
-        let mut writer = Writer::new(&mut bytes, ["h1", "spine"], 0).expect("a writer");
+        let mut writer = Writer::new(&mut bytes, Path::new("out"), ["h1", "spine"], 0).expect("a writer");
         let frame = [7u8; 61];
         let record = Record {
             interface: 1,
@@ -363,7 +397,7 @@ mod tests {
 
     fn pcapng(bytes: &[u8], length: u32) -> Vec<u8> {
         let mut file = Vec::new();
-        let mut writer = Writer::new(&mut file, ["h1"], 0).expect("a writer");
+        let mut writer = Writer::new(&mut file, Path::new("out"), ["h1"], 0).expect("a writer");
         let record = Record {
             interface: 0,
             at_unix_ns: 1,
@@ -388,12 +422,49 @@ mod tests {
 
         // A simple packet is padded: 3 is the type of its block.
         let mut file = Vec::new();
-        drop(Writer::new(&mut file, ["h1"], 0).expect("a writer"));
+        drop(Writer::new(&mut file, Path::new("out"), ["h1"], 0).expect("a writer"));
         let padded = [&FRAME[..61], &[0; 3]].concat();
         let length = 16 + padded.len() as u32;
         let words = [3, length, 61].map(u32::to_le_bytes);
         file.extend([&words.concat()[..], &padded, &length.to_le_bytes()].concat());
         assert_eq!(read(&file, 1).expect("a frame"), &FRAME[..61]);
+    }
+
+    #[test]
+    fn a_full_disk_is_a_failure_that_names_the_file() {
+        let full = File::options().write(true).open("/dev/full").expect("a device");
+        let mut writer = Writer::new(io::BufWriter::new(full), Path::new("c.pcapng"), ["h1"], 0);
+        let failed = writer
+            .as_mut()
+            .map_err(|failure| failure.clone())
+            .and_then(|writer| writer.flush());
+        let said = failed.expect_err("it is full").text();
+        assert!(
+            said.contains("cannot write c.pcapng:") && said.contains("free space"),
+            "{said}"
+        );
+        let closed = PcapError::IoError(io::ErrorKind::BrokenPipe.into());
+        assert_eq!(unwritten(Path::new("stdout"), closed).code(), 0);
+    }
+
+    #[test]
+    fn a_capture_replaces_only_captures_and_empty_files() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        check_replaceable(&path).expect("there is nothing");
+        check_replaceable(folder.path()).expect("no file");
+        for (content, is_taken) in [
+            (Vec::new(), true),
+            (pcapng(&FRAME, 122), true),
+            (PCAP[0].to_le_bytes().to_vec(), true),
+            (PCAP[1].to_be_bytes().to_vec(), true),
+            (b"[[groups]]\n".to_vec(), false),
+            (PCAPNG[..3].to_vec(), false),
+        ] {
+            std::fs::write(&path, &content).expect("written");
+            let checked = check_replaceable(&path).map_err(|failure| failure.code());
+            assert_eq!(checked, if is_taken { Ok(()) } else { Err(2) }, "{content:?}");
+        }
     }
 
     #[test]

@@ -10,9 +10,12 @@ use castnet_console::units::plural;
 use clap::{Args, Subcommand};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose,
+    KeyPair, KeyUsagePurpose, PublicKeyData,
 };
 use serde::Serialize;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use webpki::EndEntityCert;
 
 /// Makes an authority and certificates for a lab
 #[derive(Debug, Args)]
@@ -111,8 +114,11 @@ impl Files {
         if !force && let Some((path, ..)) = all.iter().find(|(path, ..)| path.exists()) {
             return Err(exists(path));
         }
-        all.into_iter()
-            .try_for_each(|(path, text, mode)| write(path, text, mode, force))
+        let [key, cert] = all.map(|(path, text, mode)| Part::new(path, text, mode));
+        // Both are whole before one of them is replaced.
+        let (key, cert) = (key?, cert?);
+        key.place(force)?;
+        cert.place(force)
     }
 }
 
@@ -120,33 +126,44 @@ fn exists(path: &Path) -> Failure {
     Failure::usage(format!("{} exists", path.display())).next("--force replaces it")
 }
 
-/// Writes a file that nobody sees half written.
-fn write(path: &Path, text: &str, mode: u32, force: bool) -> Outcome {
-    let failed = |error: std::io::Error| Failure::failed(format!("cannot write {}: {error}", path.display()));
-    let mut part = path.as_os_str().to_owned();
-    part.push(format!(".{}", std::process::id()));
-    let part = PathBuf::from(part);
-    let written = || {
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(mode)
-            .open(&part)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        match force {
-            true => fs::rename(&part, path),
+/// A whole file beside its place, where nobody sees it half written. What has not got there is removed on drop.
+struct Part<'a> {
+    place: &'a Path,
+    part: PathBuf,
+}
+
+impl<'a> Part<'a> {
+    fn new(place: &'a Path, text: &str, mode: u32) -> Outcome<Self> {
+        let mut part = place.as_os_str().to_owned();
+        part.push(format!(".{}", std::process::id()));
+        let part = PathBuf::from(part);
+        let failed = |error| exit::cannot_write(place, &error);
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create_new(true).mode(mode).open(&part);
+        let (mut file, part) = (file.map_err(failed)?, Self { place, part });
+        file.write_all(text.as_bytes()).map_err(failed)?;
+        file.sync_all().map_err(failed)?;
+        Ok(part)
+    }
+
+    fn place(self, force: bool) -> Outcome {
+        let placed = match force {
+            true => fs::rename(&self.part, self.place),
             // Fails where there is one by now.
-            false => fs::hard_link(&part, path),
-        }
-    };
-    let written = written();
-    // It is gone after a rename.
-    let _ = fs::remove_file(&part);
-    written.map_err(|error| match error.kind() {
-        ErrorKind::AlreadyExists => exists(path),
-        _ => failed(error),
-    })
+            false => fs::hard_link(&self.part, self.place),
+        };
+        placed.map_err(|error| match error.kind() {
+            ErrorKind::AlreadyExists => exists(self.place),
+            _ => exit::cannot_write(self.place, &error),
+        })
+    }
+}
+
+impl Drop for Part<'_> {
+    fn drop(&mut self) {
+        // It is gone after a rename.
+        let _ = fs::remove_file(&self.part);
+    }
 }
 
 /// What all certificates of an authority have as their issuer. Authorities differ by their keys.
@@ -207,8 +224,20 @@ fn issue(folder: &Path, name: &str, more: Vec<String>, how: &How) -> Outcome<Don
             folder.display()
         ))
     })?;
-    let bad_key = |e| Failure::usage(format!("{}/ca.key: {e}", folder.display()));
-    let issuer = Issuer::new(authority(), KeyPair::from_pem(&pem).map_err(bad_key)?);
+    let Files {
+        cert: ca,
+        key: ca_key,
+    } = Files::new(folder, "ca");
+    let bad_key = |e| Failure::usage(format!("{}: {e}", ca_key.display()));
+    let signer = KeyPair::from_pem(&pem).map_err(bad_key)?;
+    if !has_public_key(&exit::read_text(&ca)?, &signer.subject_public_key_info()) {
+        let what = format!("{} is not the certificate of {}", ca.display(), ca_key.display());
+        return Err(Failure::usage(what).next(format!(
+            "put back the two that belong together; or castnet pki init {} --force, and issue all certificates again",
+            folder.display()
+        )));
+    }
+    let issuer = Issuer::new(authority(), signer);
     let days = how.days.unwrap_or(365);
     let mut params = CertificateParams::new(names.clone()).map_err(Failure::usage)?;
     params.distinguished_name = common_name(name);
@@ -223,7 +252,7 @@ fn issue(folder: &Path, name: &str, more: Vec<String>, how: &How) -> Outcome<Don
     let cert = params.signed_by(&key, &issuer).map_err(Failure::failed)?;
     let files = Files::new(folder, name);
     files.write(&cert.pem(), &key.serialize_pem(), how.force)?;
-    let (ca, count) = (folder.join("ca.pem"), plural(names.len(), "name"));
+    let count = plural(names.len(), "name");
     let sentence = format!(
         "{} has {count} and is valid for {}\n--tls-ca {} --tls-cert {} --tls-key {}",
         files.cert.display(),
@@ -233,6 +262,20 @@ fn issue(folder: &Path, name: &str, more: Vec<String>, how: &How) -> Outcome<Don
         files.key.display(),
     );
     Ok(made(&files, names, days, sentence))
+}
+
+/// Whether one of the certificates of a PEM file has this public key, in DER.
+fn has_public_key(pem: &str, key: &[u8]) -> bool {
+    let certs = CertificateDer::pem_slice_iter(pem.as_bytes()).flatten();
+    let mut keys = certs.filter_map(|der| {
+        Some(
+            EndEntityCert::try_from(&der)
+                .ok()?
+                .subject_public_key_info()
+                .to_vec(),
+        )
+    });
+    keys.any(|theirs| theirs == key)
 }
 
 fn made(files: &Files, names: Vec<String>, days: u32, sentence: String) -> Done<Made> {
@@ -321,6 +364,40 @@ mod tests {
             6,
             "no parts are left"
         );
+    }
+
+    #[test]
+    fn a_pair_is_replaced_as_a_whole_and_issued_by_the_authority_of_its_folder() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path();
+        let force = How { force: true, ..HOW };
+        init(folder, &HOW).expect("an authority");
+        issue(folder, "ops", Vec::new(), &HOW).expect("a certificate");
+        let pair = || ["ops.key", "ops.pem"].map(|name| fs::read(folder.join(name)).expect("a file"));
+        let old = pair();
+        // The second file cannot be written.
+        let part = folder.join(format!("ops.pem.{}", std::process::id()));
+        fs::create_dir(&part).expect("a folder");
+        issue(folder, "ops", Vec::new(), &force).expect_err("no certificate");
+        assert_eq!(pair(), old);
+        fs::remove_dir(&part).expect("removed");
+        issue(folder, "ops", Vec::new(), &force).expect("replaced");
+        assert_ne!(pair(), old);
+
+        let ca = fs::read(folder.join("ca.pem")).expect("a certificate");
+        init(folder, &force).expect("another authority");
+        let new = fs::read(folder.join("ca.pem")).expect("a certificate");
+        fs::write(folder.join("ca.pem"), &ca).expect("written");
+        let other = issue(folder, "h1", Vec::new(), &HOW).expect_err("of another key");
+        assert_eq!(other.code(), 2);
+        assert!(
+            other.text().contains("ca.pem is not the certificate of"),
+            "{}",
+            other.text()
+        );
+        // While an authority replaces another one, hosts accept both.
+        fs::write(folder.join("ca.pem"), [ca, new].concat()).expect("written");
+        issue(folder, "h1", Vec::new(), &HOW).expect("the second one has the key");
     }
 
     #[test]

@@ -173,12 +173,12 @@ impl RulesCommand {
                     .map(|f| FileReport::new(f, ports))
                     .collect::<Outcome<Vec<_>>>()?;
                 let faults: usize = files.iter().map(|f| f.faults.len()).sum();
-                output.show(&Checked { files })?;
-                if faults == 0 {
-                    return Ok(());
-                }
-                Err(Failure::failed(plural(faults, "fault"))
-                    .next("castnet rules example\nshows a file that is right"))
+                let verdict = match faults {
+                    0 => Ok(()),
+                    _ => Err(Failure::failed(plural(faults, "fault"))
+                        .next("castnet rules example\nshows a file that is right")),
+                };
+                output.conclude(&Checked { files }, verdict)
             }
         }
     }

@@ -213,25 +213,26 @@ impl StoreCommand {
                 let entries = Place::of(&store)?.read().await?;
                 let faults = content::check(&entries);
                 let found = faults.len();
-                output.show(&Checked {
+                let report = Checked {
                     store: store.display().to_string(),
                     schema: STORE_VERSION,
                     groups: count(&entries, Table::Groups),
                     hosts: count(&entries, Table::Hosts),
                     faults,
-                })?;
-                match found {
+                };
+                let verdict = match found {
                     0 => Ok(()),
                     _ => Err(Failure::failed(format!("{found} fault(s)"))
                         .next("castnet store export STORE, correct the document, castnet store import STORE DOCUMENT --force: what \
                                an export leaves out is lost then")),
-                }
+                };
+                output.conclude(&report, verdict)
             }
             Verb::Export { store } => {
                 let (text, faults) = content::export(&Place::of(&store)?.read().await?);
-                write_stdout(&text)?;
+                let shown = write_stdout(&text);
                 if faults.is_empty() {
-                    return Ok(());
+                    return shown;
                 }
                 let lines: Vec<String> = faults.iter().map(|fault| format!("left out: {fault}")).collect();
                 Err(Failure::failed(lines.join("\n")))

@@ -186,6 +186,16 @@ pub fn cannot_write(path: &std::path::Path, error: &io::Error) -> Failure {
     not_written(format_args!("cannot write {}: {error}", path.display()), error)
 }
 
+/// The failure of [`files::replace`] of the file that a flag names.
+pub fn cannot_write_flag(flag: &str, path: &std::path::Path, error: &io::Error) -> Failure {
+    if files::is_by_signal(error) {
+        return interrupted();
+    }
+    Failure::usage(format!("cannot write {flag} {}: {error}", path.display())).next(format!(
+        "give {flag} another path, in a folder that this user may write to"
+    ))
+}
+
 /// A failure with the next step after an error of writing a file. `what` names the file and the error.
 pub fn not_written(what: impl fmt::Display, error: &io::Error) -> Failure {
     use io::ErrorKind::{NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};

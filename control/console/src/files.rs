@@ -110,6 +110,63 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     open(path, &options)?.write_all(bytes)
 }
 
+/// Replaces a file that a user names by a whole one: atomically, and only if nothing is lost with what stands there, which is nothing, an
+/// empty file, or what `is_own` says that Castnet has written. A device or a pipe is written to, see [`write`].
+///
+/// Returns the new file and where it is, or `None` for a device or a pipe.
+pub fn replace(path: &Path, text: &str, is_own: fn(&str) -> bool) -> io::Result<Option<(PathBuf, File)>> {
+    match place(path)? {
+        Place::Special => write(path, text.as_bytes()).map(|()| None),
+        Place::File(path) => {
+            check_nothing_lost(&path, is_own)?;
+            let (part, mut file) = part(&path)?;
+            let written = file.write_all(text.as_bytes());
+            let written = written.and_then(|()| std::fs::rename(&part, &path));
+            if written.is_err() {
+                let _ = std::fs::remove_file(&part);
+            }
+            written.map(|()| Some((path, file)))
+        }
+    }
+}
+
+/// Fails if [`replace`] would fail now with a file. Changes nothing.
+pub fn check_replaceable(path: &Path, is_own: fn(&str) -> bool) -> io::Result<()> {
+    match place(path)? {
+        Place::Special => Ok(()),
+        Place::File(path) => {
+            check_nothing_lost(&path, is_own)?;
+            std::fs::remove_file(part(&path)?.0)
+        }
+    }
+}
+
+/// Fails if something is lost with what stands at `path`.
+fn check_nothing_lost(path: &Path, is_own: fn(&str) -> bool) -> io::Result<()> {
+    const LONGEST: u64 = 4096;
+    let text = match std::fs::metadata(path) {
+        Ok(file) if file.len() <= LONGEST => std::fs::read_to_string(path).unwrap_or_else(|_| "\0".into()),
+        Ok(_) => "\0".into(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    match text.is_empty() || is_own(&text) {
+        true => Ok(()),
+        false => Err(io::Error::other(
+            "there is another file: nothing is written over it",
+        )),
+    }
+}
+
+/// A new file beside `path`, of this process.
+fn part(path: &Path) -> io::Result<(PathBuf, File)> {
+    let mut part = path.as_os_str().to_owned();
+    part.push(format!(".{}", std::process::id()));
+    let part = PathBuf::from(part);
+    let file = File::create_new(&part)?;
+    Ok((part, file))
+}
+
 /// Waits for the reader of a pipe. While the result is held, it can be opened again without a wait. `None`: it is no pipe, or cannot be opened.
 ///
 /// # Errors

@@ -329,6 +329,15 @@ impl Output {
         write_stdout(&self.render(report, true)?)
     }
 
+    /// Prints the only report of a command. Returns its verdict if that is a failure, else the error of printing.
+    ///
+    /// # Errors
+    /// Those of both.
+    pub fn conclude<R: Report>(self, report: &R, verdict: Outcome) -> Outcome {
+        let shown = self.show(report);
+        verdict.and(shown)
+    }
+
     /// Prints one of several reports, in JSON one per line.
     pub fn show_next<R: Report>(self, report: &R) -> Outcome {
         write_stdout(&self.render(report, false)?)
@@ -513,6 +522,21 @@ mod tests {
             Output::new(Format::Json).render(&rows, true).expect("JSON"),
             "[]\n"
         );
+    }
+
+    #[test]
+    fn a_report_that_cannot_be_shown_keeps_its_verdict() {
+        // JSON has no keys that are tuples.
+        #[derive(Serialize)]
+        struct Unshown(std::collections::BTreeMap<(u8, u8), u8>);
+        impl Report for Unshown {
+            fn page(&self, _: &mut Page) {}
+        }
+        let report = Unshown([((1, 2), 3)].into());
+        let ended = |verdict| Output::new(Format::Json).conclude(&report, verdict);
+        let failure = ended(Err(Failure::refused("wrong"))).expect_err("the verdict");
+        assert_eq!((failure.code(), failure.what.as_str()), (3, "wrong"));
+        assert_eq!(ended(Ok(())).map_err(|failure| failure.code()), Err(1));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::exit::{self, Failure, Outcome};
-use crate::files::{self, Place, place};
+use crate::files;
 use crate::output::{Done, Output};
 
 /// 128 + SIGINT.
@@ -146,23 +146,21 @@ impl Ready {
         let Some(path) = file else {
             return Ok(Self { file: None });
         };
-        let text = format!("{text}\n");
-        let written = place(path).and_then(|place| match place {
-            Place::Special => files::write(path, text.as_bytes()).map(|()| None),
-            Place::File(path) => {
-                is_replaceable(&path)?;
-                write_whole(&path, &text).map(|written| Some((path, written)))
-            }
-        });
-        let file = written.map_err(|e| {
-            if files::is_by_signal(&e) {
-                return exit::interrupted();
-            }
-            Failure::usage(format!("cannot write the ready file {}: {e}", path.display()))
-                .next("give --ready-file a path in a folder that this user may write to")
-        })?;
+        let written = files::replace(path, &format!("{text}\n"), is_ready_text);
+        let file = written.map_err(|error| unwritten(path, &error))?;
         Ok(Self { file })
     }
+
+    /// Fails if [`Self::quiet`] could not write the file now. For a check before something that cannot be undone. Changes nothing.
+    pub fn check(file: Option<&Path>) -> Outcome {
+        file.map_or(Ok(()), |path| {
+            files::check_replaceable(path, is_ready_text).map_err(|error| unwritten(path, &error))
+        })
+    }
+}
+
+fn unwritten(path: &Path, error: &std::io::Error) -> Failure {
+    exit::cannot_write_flag("--ready-file", path, error)
 }
 
 impl Drop for Ready {
@@ -177,39 +175,10 @@ impl Drop for Ready {
     }
 }
 
-/// Whether nothing is lost with what stands at `path`: nothing, an empty file, or what a service has written there before.
-fn is_replaceable(path: &Path) -> std::io::Result<()> {
-    const LONGEST: u64 = 4096;
-    let text = match std::fs::metadata(path) {
-        Ok(file) if file.len() <= LONGEST => std::fs::read_to_string(path).unwrap_or_else(|_| "\0".into()),
-        Ok(_) => "\0".into(),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-    };
+/// Whether a text is what a ready file has: one address, or the number of a queue pair.
+fn is_ready_text(text: &str) -> bool {
     let begins = |start: &&str| text.starts_with(start);
-    let is_word = ["http://", "https://", "unix:", "0x"].iter().any(begins) && text.lines().count() == 1;
-    match text.is_empty() || is_word {
-        true => Ok(()),
-        false => Err(std::io::Error::other(
-            "there is another file: nothing is written over it",
-        )),
-    }
-}
-
-/// Atomically.
-fn write_whole(path: &Path, text: &str) -> std::io::Result<File> {
-    let mut part = path.as_os_str().to_owned();
-    part.push(format!(".{}", std::process::id()));
-    let part = PathBuf::from(part);
-    let written = (|| {
-        let mut file = File::create_new(&part)?;
-        file.write_all(text.as_bytes())?;
-        std::fs::rename(&part, path).map(|()| file)
-    })();
-    if written.is_err() {
-        let _ = std::fs::remove_file(&part);
-    }
-    written
+    ["http://", "https://", "unix:", "0x"].iter().any(begins) && text.lines().count() == 1
 }
 
 /// Reports to systemd if it asked for it (sd_notify(3)).
@@ -267,6 +236,8 @@ mod tests {
             if let Some(before) = before {
                 std::fs::write(&path, before).expect("written");
             }
+            assert_eq!(Ready::check(Some(&path)).is_ok(), is_taken, "{before:?}");
+            assert_eq!(std::fs::read_to_string(&path).ok().as_deref(), before);
             let ready = Ready::quiet(Some(&path), "here");
             assert_eq!(ready.is_ok(), is_taken, "{before:?}");
             std::fs::remove_file(&path).expect("it is there");
@@ -282,5 +253,8 @@ mod tests {
         let failure =
             Ready::announce(output, "x", "y", Some(Path::new("/nonexistent/ready"))).expect_err("no folder");
         assert_eq!(failure.code(), 2);
+        let failure = Ready::check(Some(Path::new("/nonexistent/ready"))).expect_err("no folder");
+        assert!(failure.what.contains("--ready-file"), "{}", failure.what);
+        Ready::check(None).expect("no file is asked for");
     }
 }

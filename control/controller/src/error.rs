@@ -11,6 +11,7 @@ use tonic::{Code, Status};
 
 use crate::check::ConfigFaults;
 use crate::state::lifecycle::{Cause, Failure};
+use crate::state::tenants::RANKS_PER_GROUP;
 use crate::store::StoreError;
 
 /// Why a request is refused. Displays the reason without the field.
@@ -88,7 +89,10 @@ pub(crate) enum Refusal {
     #[error("{ip} is the McstID of a group, so no host can have it")]
     AddressIsMcstId { field: String, ip: Ipv4Addr },
     /// `quota`: with its unit.
-    #[error("tenant {tenant:?} may have {quota}, has {used}, and this group needs {more}")]
+    #[error(
+        "tenant {tenant:?} may have {quota}, has {used}, and this group needs {more} (a group counts once for each lane, or for each \
+         {RANKS_PER_GROUP} ranks if that is more)"
+    )]
     Quota {
         tenant: String,
         quota: String,
@@ -96,8 +100,8 @@ pub(crate) enum Refusal {
         more: String,
     },
     #[error(
-        "host {host:?} may have created {quota} groups, has {used}, and this one needs {more}: an operator gives it a tenant, or more \
-         host_groups"
+        "host {host:?} may have created {quota} groups, has {used}, and this one needs {more} (a group counts once for each lane, or \
+         for each {RANKS_PER_GROUP} ranks if that is more): an operator gives it a tenant, or more host_groups"
     )]
     HostQuota {
         host: String,
@@ -198,6 +202,8 @@ pub(crate) enum Refusal {
         bytes: usize,
         most: usize,
     },
+    #[error("{waiting} changes wait for the store, which is slow: try again")]
+    StoreBehind { waiting: usize },
     #[error("the controller is stopping")]
     Stopping,
 }
@@ -257,7 +263,7 @@ impl Refusal {
             Self::RoundEnded { .. } => (Code::Unavailable, "round"),
             Self::CalledAgain { .. } => (Code::Aborted, "rank"),
             Self::TooLarge { .. } => (Code::ResourceExhausted, "size"),
-            Self::Stopping => (Code::Unavailable, ""),
+            Self::StoreBehind { .. } | Self::Stopping => (Code::Unavailable, ""),
         }
     }
 }

@@ -411,6 +411,8 @@ impl Call {
             false => ProgressBar::hidden(),
         };
         let mut table = Table::new(self.collective, args);
+        // The other ranks need this one to the end, also if its output is closed or full.
+        let mut shown = Ok(());
         for bytes in sizes {
             let measure = Measure {
                 collective: self.collective,
@@ -428,20 +430,20 @@ impl Call {
                 .run(&mut caller, &mut || bar.inc(1))
                 .map_err(|error| error.failure(&rank.job))?;
             let text = table.take(&row, &path);
-            if is_first {
-                bar.suspend(|| match output.is_json() {
+            if is_first && shown.is_ok() {
+                shown = bar.suspend(|| match output.is_json() {
                     true => output.show_next(&row),
                     false => write_stdout(&text),
-                })?;
+                });
             }
         }
         bar.finish_and_clear();
         let calls = caller.counters();
         caller.close().map_err(|error| failure(error, &rank.job))?;
-        if is_first && !output.is_json() {
-            write_stdout(&table.end(calls))?;
+        if is_first && !output.is_json() && shown.is_ok() {
+            shown = write_stdout(&table.end(calls));
         }
-        wrong_elements(table.wrong)
+        wrong_elements(table.wrong).and(shown)
     }
 }
 

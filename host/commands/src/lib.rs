@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use castnet_console::connect::{CONTROLLER, Tls};
-use castnet_console::exit::{Failure, Outcome};
+use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::files;
 use castnet_console::output::{Output, remark};
 use castnet_console::program;
@@ -51,7 +51,7 @@ use forget::ForgetCommand;
 use ping::PingCommand;
 use receive::ReceiveCommand;
 use replicate::ReplicateCommand;
-use report::connection_line;
+use report::{connection_line, is_connection_line};
 use selftest::SelftestCommand;
 use send::SendCommand;
 use turns::TurnsCommand;
@@ -153,7 +153,7 @@ struct MemberArgs {
     /// How long to wait for an answer to ARP for the group
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = positive_span)]
     connect_timeout: Span,
-    /// Before joining, writes this end of the connection (address, QPN, memory) into this file, as JSON
+    /// Before joining, writes this end of the connection (address, QPN, memory) into this file, as JSON; replaces such a file, no other
     #[arg(long, value_name = "PATH")]
     qp_file: Option<PathBuf>,
     /// Writes a line into this file when the QP is connected
@@ -369,11 +369,12 @@ impl MemberArgs {
         instead: Instead<'_>,
         prepared: Prepared<'r, T>,
     ) -> Result<(Member<'r, T>, Ready), Stopped> {
+        Ready::check(self.ready_file.as_deref())?;
         let connection = prepared.connection();
         if let Some(path) = &self.qp_file {
             let line = connection_line(&self.name, self.device.rnic, prepared.attributes(), connection);
-            let written = files::write(path, line.as_bytes());
-            written.map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
+            let written = files::replace(path, &line, is_connection_line);
+            written.map_err(|error| exit::cannot_write_flag("--qp-file", path, &error))?;
         }
         // A group that is registered with MRP has no rule file.
         if self.fixed.mcst_id.is_some() && self.fixed.start_psn.is_some() {
@@ -405,8 +406,16 @@ impl MemberArgs {
         let member = prepared.join().or_else(|error| refuse(instead, error));
         drop(waiting);
         let member = member?;
-        let ready = Ready::quiet(self.ready_file.as_deref(), &member.qpns()[0].to_string())?;
-        Ok((member, ready))
+        match Ready::quiet(self.ready_file.as_deref(), &member.qpns()[0].to_string()) {
+            Ok(ready) => Ok((member, ready)),
+            Err(failure) => {
+                // The group must not wait for this member.
+                if let Err(error) = member.give_up(0, &failure.what) {
+                    tracing::warn!(%error, "not left");
+                }
+                Err(failure.into())
+            }
+        }
     }
 }
 

@@ -70,14 +70,14 @@ impl PingCommand {
         }
         let silent = answers.iter().filter(|a| a.mac.is_none()).count();
         let from = rnic.attributes().mac;
-        output.show(&Rows::new(answers, "no address was given"))?;
-        if silent == 0 {
-            return Ok(());
-        }
-        Err(Failure::unreachable(format!(
-            "{silent} of {} did not answer {from}",
-            self.targets.len()
-        ))
-        .next("check that they run, and that the switch has this port: castnet port; castnet fdb"))
+        let verdict = match silent {
+            0 => Ok(()),
+            _ => Err(Failure::unreachable(format!(
+                "{silent} of {} did not answer {from}",
+                self.targets.len()
+            ))
+            .next("check that they run, and that the switch has this port: castnet port; castnet fdb")),
+        };
+        output.conclude(&Rows::new(answers, "no address was given"), verdict)
     }
 }

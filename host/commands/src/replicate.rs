@@ -399,8 +399,7 @@ impl WriteCommand {
             (self.size, 0),
             stop,
         )?;
-        output.show(&report)?;
-        report.verdict()
+        output.conclude(&report, report.verdict())
     }
 }
 
@@ -419,8 +418,8 @@ impl CompareCommand {
             }
         }
         let comparison = Comparison { rows };
-        output.show(&comparison)?;
-        comparison.rows.iter().try_for_each(WriteReport::verdict)
+        let verdict = comparison.rows.iter().try_for_each(WriteReport::verdict);
+        output.conclude(&comparison, verdict)
     }
 }
 
@@ -434,8 +433,7 @@ impl VerifyCommand {
             block_bytes: workload.block,
             servers: checked.map_err(replicate)?,
         };
-        output.show(&report)?;
-        report.verdict()
+        output.conclude(&report, report.verdict())
     }
 }
 

@@ -196,8 +196,8 @@ impl TransferReport {
     pub(super) fn end(&self, allow_missing: bool, output: Output) -> Outcome {
         let shown = output.show_next(self);
         let receivers = self.receivers.as_ref();
-        receivers.map_or(Ok(()), |receivers| receivers.check(allow_missing))?;
-        shown
+        let verdict = receivers.map_or(Ok(()), |receivers| receivers.check(allow_missing));
+        verdict.and(shown)
     }
 
     fn repairs(&self) -> (&'static str, String) {
@@ -305,4 +305,12 @@ pub(super) fn connection_line(
         line["memory"] = json!({ "va": memory.va, "rkey": memory.rkey, "length": memory.length });
     }
     format!("{line}\n")
+}
+
+/// Whether a text is a [`connection_line`].
+pub(super) fn is_connection_line(text: &str) -> bool {
+    let line: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+    ["host", "rnic", "qpn"]
+        .iter()
+        .all(|field| line.get(field).is_some())
 }

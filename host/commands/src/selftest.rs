@@ -112,15 +112,14 @@ impl SelftestCommand {
             (attributes, conformance::run(&mut bench, &mut each))
         };
         let report = self.report(&attributes, &reports);
-        let failed = report.failed;
-        output.show(&report)?;
-        if failed == 0 {
-            return Ok(());
-        }
-        Err(
-            Failure::failed(format!("{failed} of {} checks failed", reports.len()))
-                .next("this RNIC or its driver cannot be used for groups with its current settings; see its documentation"),
-        )
+        let verdict = match report.failed {
+            0 => Ok(()),
+            failed => Err(
+                Failure::failed(format!("{failed} of {} checks failed", reports.len()))
+                    .next("this RNIC or its driver cannot be used for groups with its current settings; see its documentation"),
+            ),
+        };
+        output.conclude(&report, verdict)
     }
 
     fn report(&self, attributes: &DeviceAttributes, reports: &[CheckReport]) -> SelftestReport {

@@ -107,10 +107,8 @@ impl TurnsCommand {
             taken => taken.map_err(Stopped::failure),
         };
         // Those that are over are whole.
-        for report in reports {
-            output.show_next(&report)?;
-        }
-        ended
+        let shown = reports.iter().try_for_each(|report| output.show_next(report));
+        ended.and(shown)
     }
 
     /// What this member sends.

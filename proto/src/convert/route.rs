@@ -41,11 +41,9 @@ pub fn multicast_routes_from_proto(
 /// What a [`v1::SetSourceGuardRequest`] says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceGuardParts {
-    /// Ports where hosts are.
-    pub ports: Vec<PortId>,
-    /// The hosts there.
+    /// The hosts, with their ports.
     pub hosts: Vec<(PortId, Ipv4Addr)>,
-    /// What no other source may be within.
+    /// What no other source at these ports may be within.
     pub prefixes: Vec<Ipv4Net>,
 }
 
@@ -53,11 +51,6 @@ pub struct SourceGuardParts {
 pub fn source_guard_from_proto(message: &v1::SetSourceGuardRequest) -> Result<SourceGuardParts, Invalid> {
     let mut r = Reader::default();
     let mut parts = SourceGuardParts::default();
-    for (i, number) in message.ports.iter().enumerate() {
-        parts
-            .ports
-            .push(r.read(format_args!("ports[{i}]"), port(*number), PortId::default()));
-    }
     for (i, host) in message.hosts.iter().enumerate() {
         let port = r.read(
             format_args!("hosts[{i}].port"),

@@ -263,12 +263,11 @@ impl DoctorCommand {
 }
 
 fn show(examination: Examination, output: Output) -> Outcome {
-    output.show(&examination)?;
-    if examination.missing.is_empty() {
-        return Ok(());
-    }
-    let advice = advice(&examination);
-    Err(Failure::failed("something that is needed is missing").next(advice))
+    let verdict = match examination.missing.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::failed("something that is needed is missing").next(advice(&examination))),
+    };
+    output.conclude(&examination, verdict)
 }
 
 /// What to do about what is missing. Several checks may have the same remedy.

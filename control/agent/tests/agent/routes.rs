@@ -179,15 +179,11 @@ async fn multicast_routes_are_set_within_their_scope_alone() {
 async fn the_source_guard_names_what_is_wrong_and_is_replaced_as_a_whole() {
     let mut lab = Lab::new(|_| {}).await;
     let request = |port, ip: &str, prefix: &str| v1::SetSourceGuardRequest {
-        ports: vec![1, port],
-        hosts: vec![v1::HostPort {
-            port: 1,
-            ip: ip.into(),
-        }],
+        hosts: vec![v1::HostPort { port, ip: ip.into() }],
         prefixes: vec![prefix.into()],
     };
     for (port, ip, prefix, field, says) in [
-        (64, "10.0.0.1", "10.201.0.0/24", "ports[1]", "64"),
+        (64, "10.0.0.1", "10.201.0.0/24", "hosts[0].port", "64"),
         (0, "10.0.0", "10.201.0.0/24", "hosts[0].ip", "10.0.0"),
         (0, "10.0.0.1", "10.201.0.0/33", "prefixes[0]", "10.201.0.0/33"),
     ] {

@@ -80,13 +80,13 @@ pub(super) async fn evict(
         ),
     };
     let pending = still_pending(&pending_switches);
-    output.show(&Done {
+    let done = Done {
         sentence: format!("{member} is put out of group {group}{later}"),
         facts: Evicted {
             group,
             member,
             pending_switches,
         },
-    })?;
-    pending
+    };
+    output.conclude(&done, pending)
 }

@@ -292,9 +292,9 @@ pub(super) async fn run(create: Create, place: &Place, output: Output) -> Outcom
         answer.into_inner(),
         source.as_ref().map(|(source, tree)| (&**source, &**tree)),
     );
-    output.show(&report)?;
-    match report.refusal {
+    let verdict = match report.refusal {
         Some(_) if !report.may_come => Err(Failure::refused(format!("group {name} has no place"))),
         _ => Ok(()),
-    }
+    };
+    output.conclude(&report, verdict)
 }

@@ -8,10 +8,21 @@ use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Done, Output, Page, Report};
 use serde::Serialize;
 
-use super::show::owner_text;
+use super::show::{OPERATOR, owner_text};
 
 const WITH_YES: &str =
     "Again with --yes removes them. A controller that still runs with its store brings them back";
+
+/// The owner that lists show by this word.
+pub(super) fn owner(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err(format!(
+            "it is empty: write the name of a controller, or {OPERATOR} for what operators and rule files have installed"
+        )),
+        OPERATOR => Ok(String::new()),
+        name => Ok(name.to_owned()),
+    }
+}
 
 #[derive(Debug, Serialize)]
 struct Purged {
@@ -116,6 +127,28 @@ struct PurgedEverywhere {
     unfinished: Vec<Unfinished>,
 }
 
+impl PurgedEverywhere {
+    /// Fails if groups were to be removed, and there were none or may be more.
+    fn verdict(&self) -> Outcome {
+        if !self.removed {
+            return Ok(());
+        }
+        if !self.unfinished.is_empty() {
+            let switches: Vec<_> = self.unfinished.iter().map(|u| u.switch.as_str()).collect();
+            let what = format!("these switches may have more of them: {}", switches.join(", "));
+            return Err(Failure::unreachable(what).next("do it again when they can be reached"));
+        }
+        match (&self.owner, self.groups.is_empty()) {
+            (Some(owner), true) => Err(Failure::refused(format!(
+                "no switch has groups of {}",
+                owner_text(owner)
+            ))
+            .next("castnet group purge\nshows the owners of groups on the switches")),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Report for PurgedEverywhere {
     fn page(&self, page: &mut Page) {
         let of = match self.owner.as_deref() {
@@ -174,13 +207,45 @@ pub(super) async fn everywhere(
         removed: is_meant,
         unfinished,
     };
-    output.show(&report)?;
-    let unfinished = report.unfinished.iter().map(|u| u.switch.as_str());
-    match unfinished.collect::<Vec<_>>().join(", ") {
-        switches if is_meant && !switches.is_empty() => {
-            let what = format!("these switches may have more of them: {switches}");
-            Err(Failure::unreachable(what).next("do it again when they can be reached"))
-        }
-        _ => Ok(()),
+    output.conclude(&report, report.verdict())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_is_a_name_or_the_word_for_operators_and_never_empty() {
+        assert_eq!(owner("controller-3f2a9c"), Ok("controller-3f2a9c".to_owned()));
+        assert_eq!(owner(&owner_text("")), Ok(String::new()));
+        assert!(owner("").is_err_and(|error| error.contains("or operator for")));
+    }
+
+    #[test]
+    fn a_purge_that_finds_nothing_to_remove_is_refused() {
+        let verdict = |removed, groups: &[&str], unfinished: &[&str]| {
+            let line = |group: &&str| LeftLine {
+                owner: String::new(),
+                group: (*group).to_owned(),
+                switches: Vec::new(),
+            };
+            let unreached = |switch: &&str| Unfinished {
+                switch: (*switch).to_owned(),
+                reason: "unreachable".to_owned(),
+            };
+            let report = PurgedEverywhere {
+                owner: Some(String::new()),
+                groups: groups.iter().map(line).collect(),
+                removed,
+                unfinished: unfinished.iter().map(unreached).collect(),
+            };
+            report.verdict().map_err(|failure| (failure.code(), failure.what))
+        };
+        let nothing = "no switch has groups of operator".to_owned();
+        assert_eq!(verdict(true, &[], &[]), Err((3, nothing)));
+        let more = "these switches may have more of them: leaf1".to_owned();
+        assert_eq!(verdict(true, &[], &["leaf1"]), Err((4, more)));
+        assert_eq!(verdict(true, &["g"], &[]), Ok(()));
+        assert_eq!(verdict(false, &[], &["leaf1"]), Ok(()));
     }
 }

@@ -511,8 +511,11 @@ impl Report for SwitchReport {
     }
 }
 
+/// The word for the owner of what operators and rule files have installed, which has no name.
+pub(super) const OPERATOR: &str = "operator";
+
 pub(super) fn owner_text(owner: &str) -> String {
-    if owner.is_empty() { "operator" } else { owner }.to_owned()
+    if owner.is_empty() { OPERATOR } else { owner }.to_owned()
 }
 
 fn add_rate(facts: &mut Facts, limit: Option<api::RateLimit>) {

@@ -27,6 +27,9 @@ pub(super) struct CoreArgs {
     out: PathBuf,
 }
 
+/// Name of the file with the new topology, beside those of the switches.
+const TOPOLOGY: &str = "topology";
+
 #[derive(Debug, Serialize)]
 struct Written {
     folder: String,
@@ -78,6 +81,12 @@ impl CoreArgs {
                 "{shown}: {name:?} cannot be the name of a file"
             )));
         }
+        if layout.routes.contains_key(TOPOLOGY) {
+            let what = format!(
+                "{shown}: the rules of switch {TOPOLOGY:?} would replace {TOPOLOGY}.toml, the new topology"
+            );
+            return Err(Failure::refused(what).next("give the switch another name"));
+        }
         let cannot = |error| Failure::failed(format!("{}: {error}", self.out.display()));
         fs::create_dir(&self.out).map_err(cannot)?;
         if let Err(error) = write(&self.out, &text, &layout) {
@@ -113,7 +122,7 @@ fn write(folder: &Path, topology: &str, layout: &Layout) -> std::io::Result<()> 
             text += &format!("source = {source:?}\n");
         }
     }
-    fs::write(folder.join("topology.toml"), text)?;
+    fs::write(folder.join(format!("{TOPOLOGY}.toml")), text)?;
     for (router, routes) in &layout.routes {
         let rules = RuleSet {
             routes: routes.clone(),
@@ -129,7 +138,7 @@ impl Report for Written {
         let most = |count: fn(&SwitchFile) -> usize| self.switches.iter().map(count).max().unwrap_or(0);
         let folder = &self.folder;
         page.line(format!(
-            "{folder}/topology.toml: the topology with [[multicast_routes]], {} of them",
+            "{folder}/{TOPOLOGY}.toml: the topology with [[multicast_routes]], {} of them",
             self.addresses
         ));
         page.line(format!(

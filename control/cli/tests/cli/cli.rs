@@ -572,6 +572,33 @@ b = "spine2:1"
 "#;
 
 #[test]
+fn what_a_flag_names_by_mistake_is_not_written_over_and_found_before_a_member_joins() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (precious, qp) = (folder.path().join("precious"), folder.path().join("qp"));
+    std::fs::write(&precious, "precious\n").expect("a file");
+    let receive = |flag: &str, path: &std::path::Path| {
+        let receive = "host receive --interface memory:nowhere --ip 10.0.0.2/24 --name b --out copy --mcst-id 10.255.0.1 \
+                       --qpn 0x12 --start-psn 0 --connect-timeout 10ms";
+        let path = path.display().to_string();
+        let args: Vec<_> = receive.split(' ').chain([flag, &path]).collect();
+        failure(&args)
+    };
+    for flag in ["--ready-file", "--qp-file"] {
+        let (code, said) = receive(flag, &precious);
+        assert!(code == 2 && said.contains("nothing is written over it"), "{said}");
+    }
+    assert_eq!(std::fs::read(&precious).expect("a file"), b"precious\n");
+    // Nobody answers, but it has written its own file, and replaces that.
+    for _ in 0..2 {
+        let (code, said) = receive("--qp-file", &qp);
+        assert_eq!(code, 4, "{said}");
+        let line = std::fs::read(&qp).expect("a file");
+        let line: Value = serde_json::from_slice(&line).expect("JSON");
+        assert_eq!(line["qpn"], 0x12);
+    }
+}
+
+#[test]
 fn the_routes_of_a_core_are_files_and_written_whole_or_not_at_all() {
     let folder = tempfile::tempdir().expect("a folder");
     let (file, out) = (folder.path().join("topology.toml"), folder.path().join("core"));
@@ -612,6 +639,12 @@ fn the_routes_of_a_core_are_files_and_written_whole_or_not_at_all() {
         &grouped,
         &[],
         "239.0.0.0 of 239.0.0.0/8 is one of the group_addresses 239.0.0.0/16",
+    );
+    let named = ROUTED.replace("spine1", "topology");
+    refused(
+        &named,
+        &[],
+        "the rules of switch \"topology\" would replace topology.toml",
     );
     assert!(!out.exists());
     let said = stdout(&mut run(ROUTED, &[]));

@@ -75,6 +75,17 @@ async fn another_controller_removes_what_one_has_left() {
         "{text}"
     );
 
+    for (owner, exit, says) in [
+        ("nobody", 3, "no switch has groups of nobody"),
+        ("operator", 3, "no switch has groups of operator"),
+        ("", 2, "it is empty"),
+    ] {
+        let (code, text) = fabric
+            .refused(&["group", "purge", "--owner", owner, "--yes"])
+            .await;
+        assert!(code == Some(exit) && text.contains(says), "{text}");
+    }
+
     let (spine, _) = fabric.switches.pop().expect("the spine");
     spine.stop().await;
     let (code, text) = fabric.refused(&[&purge[..], &["--yes"]].concat()).await;

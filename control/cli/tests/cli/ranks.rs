@@ -146,6 +146,21 @@ fn a_rank_without_a_controller_says_so() {
     assert!(text.contains(" next: start the controller"), "{text}");
 }
 
+/// The other ranks need it. The second size ends this one with an error of its own, once it gets there.
+#[test]
+fn a_rank_whose_output_is_full_goes_on_to_the_end() {
+    let sizes = ["--bytes", "4K,9000000T", "--iters", "2"];
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    let rank = rank("allreduce", "1", &sizes);
+    let output = std::process::Command::new(rank.get_program())
+        .args(rank.get_args())
+        .stdout(full.expect("a device"))
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("no memory for a buffer of"), "{said}");
+}
+
 #[test]
 fn a_job_of_one_rank_has_its_table_for_people_and_for_machines() {
     let sizes = ["--bytes", "4K..16K", "--iters", "2"];

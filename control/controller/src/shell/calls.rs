@@ -12,6 +12,7 @@ use crate::error::Refusal;
 use crate::state::core::Core;
 use crate::state::kinds::Joining;
 use crate::state::kinds::collective::requests::Seated;
+use crate::state::kinds::collective::secret::Secret;
 use crate::state::kinds::collective::view::RankState;
 use crate::state::kinds::multicast::record::JoinedBy;
 use crate::state::kinds::multicast::requests::HowToJoin;
@@ -44,6 +45,13 @@ pub(crate) struct Attendance {
 impl Locked<'_> {
     /// A rank joins, joins again, or returns to its seat after its call had ended.
     pub(crate) fn init(&mut self, join: RankJoin, owner: &str) -> Result<Attendance, Refusal> {
+        self.journal.check_room()?;
+        if self.group(&join.job).is_err() {
+            let secret = Secret::new(&join.job, &join.secret);
+            self.shared
+                .exchanges
+                .check_secret(&join.job, join.rank, &secret)?;
+        }
         let seated = self.seat_rank(join, owner)?;
         Ok(Attendance {
             shared: self.shared.clone(),
@@ -117,6 +125,7 @@ impl Locked<'_> {
         ends: Vec<HostEndpoint>,
         how: HowToJoin,
     ) -> Result<Join, Refusal> {
+        self.journal.check_room()?;
         let (call, changes) = self.take_in(group, &host, ends, how)?;
         Ok(Join {
             shared: self.shared.clone(),
@@ -217,5 +226,36 @@ impl Shared {
             (tried && !placed.is_empty() && removing).then(|| placed.iter().cloned().collect())
         };
         Ok(self.find(changed, pending).await?.unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shell::shared::tests::{end_batch, shared};
+    use crate::state::core::tests::join;
+    use crate::state::journal::WAITING_MAX;
+
+    /// Each call adds to what waits for a slow store.
+    #[tokio::test]
+    async fn members_are_refused_while_too_much_waits_for_the_store() {
+        let shared = shared();
+        let call = |job| shared.lock().init(join(job, 0, 2, ""), "h0");
+        let first = call("a").unwrap();
+        for _ in 0..WAITING_MAX {
+            shared.lock().journal.log(|| {});
+        }
+        assert!(matches!(call("b"), Err(Refusal::StoreBehind { .. })));
+        let how = HowToJoin {
+            lease: None,
+            from_next_message: false,
+            co_works: false,
+            passes_on: false,
+        };
+        let joined = shared.lock().join("a", "h1".into(), Vec::new(), how);
+        assert!(matches!(joined, Err(Refusal::StoreBehind { .. })));
+        end_batch(&shared);
+        assert!(call("b").is_ok());
+        drop(first);
     }
 }

@@ -4,6 +4,7 @@
 //! not read its answers uses up its own room.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use castnet_proto::access::{Caller, Role};
@@ -15,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::error::Refusal;
 use crate::state::access::check_size;
-use crate::state::kinds::collective::record::RankRecord;
+use crate::state::kinds::collective::record::Collective;
 use crate::state::kinds::collective::secret::Secret;
 
 /// Maximum bytes of all blobs, each counted once.
@@ -89,6 +90,35 @@ impl Open {
         }
         self.bytes += more.bytes;
         Ok(())
+    }
+
+    fn of_job(
+        &self,
+        (job, among): (&str, ExchangeAmong),
+        rounds: RangeInclusive<u64>,
+    ) -> impl Iterator<Item = (&Key, &Round)> {
+        let key = |round: &u64| (job.to_owned(), among, *round);
+        self.rounds.range(key(rounds.start())..=key(rounds.end()))
+    }
+
+    /// Refuses another secret than these rounds have.
+    fn check_secret(
+        &self,
+        job: (&str, ExchangeAmong),
+        rounds: RangeInclusive<u64>,
+        rank: u16,
+        given: &Secret,
+    ) -> Result<(), Refusal> {
+        match self
+            .of_job(job, rounds)
+            .all(|(_, round)| round.secret.same(given))
+        {
+            true => Ok(()),
+            false => Err(Refusal::OtherSecret {
+                job: job.0.into(),
+                rank,
+            }),
+        }
     }
 
     fn end(&mut self, caller: &Caller, weight: Weight) {
@@ -167,10 +197,11 @@ impl Exchanges {
             check_size(&key.0, round.size.into(), call.size)?;
         }
         let secret = Secret::new(&key.0, &call.secret);
-        if open.rounds.get(&key).is_some_and(|r| !r.secret.same(&secret)) {
-            let (job, rank) = (key.0, call.rank);
-            return Err(Refusal::OtherSecret { job, rank });
-        }
+        let together = match call.among {
+            ExchangeAmong::Unspecified => 0..=u64::MAX,
+            ExchangeAmong::Members | ExchangeAmong::Outside => call.round..=call.round,
+        };
+        open.check_secret((&key.0, call.among), together, call.rank, &secret)?;
         let first = open.rounds.get(&key).and_then(|r| r.blobs.get(&call.rank));
         if let Some(first) = first
             && caller.role != Role::Operator
@@ -220,19 +251,33 @@ impl Exchanges {
         Ok((part, done))
     }
 
-    /// Ends the rounds in which a host has given a blob for a rank that is another host's now. Before a job has a group, each rank is free for
-    /// the first caller. The calls of all hosts in such a round fail, and may be repeated.
-    pub(crate) fn forget_strangers(&self, job: &str, ranks: &[Arc<RankRecord>]) {
+    /// Refuses a rank of a job without a group that gives another secret than those whose rounds are open: the group that it would create ends
+    /// these rounds.
+    pub(crate) fn check_secret(&self, job: &str, rank: u16, given: &Secret) -> Result<(), Refusal> {
+        self.0
+            .lock()
+            .check_secret((job, ExchangeAmong::Unspecified), 0..=u64::MAX, rank, given)
+    }
+
+    /// Ends the rounds with another secret, and those in which a host has given a blob for a rank that is another host's now. Before a job has a
+    /// group, each rank is free for the first caller. The calls of all hosts in such a round fail, and may be repeated.
+    pub(crate) fn forget_strangers(&self, job: &str, group: &Collective) {
         let open = &mut *self.0.lock();
-        let key = |round| (job.to_owned(), ExchangeAmong::Unspecified, round);
+        let (ranks, secret) = (&group.ranks, group.secret_of_ranks());
         let belongs = |(rank, blob): (&u16, &Blob)| {
             let place = ranks.get(usize::from(*rank));
             place.is_some_and(|place| place.host.is_empty() || blob.caller.may_be(&place.host))
         };
-        let all = open.rounds.range(key(0)..=key(u64::MAX));
-        let wrong = all
-            .filter(|(_, round)| usize::from(round.size) != ranks.len() || !round.blobs.iter().all(belongs));
-        let wrong: Vec<Key> = wrong.map(|(key, _)| key.clone()).collect();
+        let fits = |round: &Round| {
+            usize::from(round.size) == ranks.len()
+                && round.blobs.iter().all(belongs)
+                && secret.is_none_or(|secret| round.secret.same(secret))
+        };
+        let all = open.of_job((job, ExchangeAmong::Unspecified), 0..=u64::MAX);
+        let wrong: Vec<Key> = all
+            .filter(|(_, round)| !fits(round))
+            .map(|(key, _)| key.clone())
+            .collect();
         for key in wrong {
             open.rounds.remove(&key);
         }
@@ -270,6 +315,8 @@ mod tests {
     use castnet_proto::transport::Peer;
 
     use super::*;
+    use crate::shell::shared::tests::shared;
+    use crate::state::core::tests::{core, join};
     use crate::state::kinds::collective::record::{Collective, Settings};
 
     fn caller(name: Option<&str>) -> Arc<Caller> {
@@ -291,6 +338,54 @@ mod tests {
             timeout: Duration::from_secs(60),
             secret: Vec::new(),
         }
+    }
+
+    fn with(secret: &str, call: ExchangeCall) -> ExchangeCall {
+        ExchangeCall {
+            secret: secret.into(),
+            ..call
+        }
+    }
+
+    /// A stranger created the group of a job that had begun to exchange, and ended its rounds.
+    #[tokio::test]
+    async fn a_stranger_without_the_secret_ends_no_round() {
+        let shared = shared();
+        let (mut parts, exchanges) = (Vec::new(), &shared.exchanges);
+        for (rank, host) in [(0, "h0"), (1, "h1")] {
+            let put = exchanges.put(with("s", call(rank, 3, 0, b"blob")), caller(Some(host)));
+            parts.push(put.unwrap());
+        }
+        for (round, secret) in [(0, "x"), (1, "x"), (1, "")] {
+            let other = exchanges.put(with(secret, call(2, 3, round, b"")), caller(Some("h9")));
+            assert!(
+                matches!(other, Err(Refusal::OtherSecret { rank: 2, .. })),
+                "{round}"
+            );
+        }
+        for secret in ["x", ""] {
+            let joined = shared.lock().init(join("job", 1, 2, secret), "h1");
+            assert!(matches!(joined, Err(Refusal::OtherSecret { rank: 1, .. })));
+        }
+        assert_eq!(
+            (exchanges.0.lock().rounds.len(), shared.lock().groups.names()),
+            (1, vec![])
+        );
+        let joined = shared.lock().init(join("job", 0, 3, "s"), "h0");
+        assert_eq!((joined.is_ok(), exchanges.0.lock().rounds.len()), (true, 1));
+    }
+
+    /// The group was there before its first rank, which sets the secret.
+    #[tokio::test]
+    async fn rounds_with_another_secret_end_when_the_ranks_have_one() {
+        let exchanges = Exchanges::default();
+        let put = exchanges.put(with("x", call(2, 3, 0, b"")), caller(Some("h9")));
+        let part = put.unwrap();
+        let mut core = core(|_| {});
+        core.seat_rank(join("job", 0, 3, "s"), "h0").map(drop).unwrap();
+        exchanges.forget_strangers("job", core.collective("job").unwrap().1);
+        assert!(exchanges.0.lock().rounds.is_empty());
+        drop(part);
     }
 
     #[tokio::test]
@@ -407,7 +502,7 @@ mod tests {
         ];
         let hosts = ["h0", "h1", ""].map(String::from).to_vec();
         let group = Collective::new(hosts, Settings::new(&Default::default()), false);
-        exchanges.forget_strangers("job", &group.ranks);
+        exchanges.forget_strangers("job", &group);
         // A free rank may be h9's. Nothing is left of rounds with strangers and of another size.
         let left: Vec<u64> = exchanges.0.lock().rounds.keys().map(|key| key.2).collect();
         assert_eq!(left, [3]);
@@ -441,11 +536,7 @@ mod tests {
         let (again, _) = exchanges
             .put(call(0, 2, 0, b"newer"), caller(Some("h0")))
             .unwrap();
-        let other_secret = ExchangeCall {
-            secret: b"x".into(),
-            ..call(1, 2, 0, b"evil")
-        };
-        let refused = exchanges.put(other_secret, caller(None));
+        let refused = exchanges.put(with("x", call(1, 2, 0, b"evil")), caller(None));
         assert!(matches!(refused, Err(Refusal::OtherSecret { rank: 1, .. })));
         let stranger = exchanges.put(call(0, 2, 0, b"evil"), caller(Some("h1")));
         assert!(matches!(stranger, Err(Refusal::Denied(_))));

@@ -13,7 +13,7 @@ use tokio::sync::OwnedMutexGuard;
 use super::shared::Shared;
 use crate::error::Refusal;
 use crate::state::core::Core;
-use crate::state::foresee::{Wanted, answer};
+use crate::state::foresee::{self, Wanted};
 use crate::state::kinds::collective::record::{Collective, Settings};
 use crate::state::kinds::multicast::record::Multicast;
 use crate::state::kinds::{self, Kind};
@@ -22,8 +22,17 @@ use crate::state::planning::{Draft, Layout, NoPlan};
 use crate::state::record::Record;
 use crate::state::requests::draw;
 
-/// A group is planned so many times without the lock. If something has always changed meanwhile, it is planned under it.
+/// A group is planned so many times without the lock, if something has always changed meanwhile.
 const PLANS_UNLOCKED: usize = 4;
+
+/// What a plan is for, which decides what follows the last of these times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// To place a group: it is planned under the lock.
+    Place,
+    /// To be looked at: the last plan is shown.
+    Show,
+}
 
 /// The same without the lock.
 struct Unlocked<'c>(&'c Arc<Shared>, &'c Record);
@@ -40,10 +49,19 @@ impl Shared {
     /// on has changed meanwhile.
     pub(crate) async fn plan<T, E>(
         self: &Arc<Self>,
+        record: impl FnMut(&mut Core) -> Result<Record, E>,
+        then: impl FnOnce(&mut Core, Record, Result<Layout, NoPlan>) -> T,
+    ) -> Result<T, E> {
+        self.plan_for(Purpose::Place, record, then).await
+    }
+
+    async fn plan_for<T, E>(
+        self: &Arc<Self>,
+        purpose: Purpose,
         mut record: impl FnMut(&mut Core) -> Result<Record, E>,
         then: impl FnOnce(&mut Core, Record, Result<Layout, NoPlan>) -> T,
     ) -> Result<T, E> {
-        for _ in 0..PLANS_UNLOCKED {
+        for left in (0..PLANS_UNLOCKED).rev() {
             let (record, draft) = {
                 let mut core = self.lock();
                 let record = record(&mut core)?;
@@ -63,7 +81,8 @@ impl Shared {
                 break;
             };
             let mut core = self.lock();
-            if draft.is_current(&core, &record, &planned) {
+            let is_enough = purpose == Purpose::Show && left == 0;
+            if is_enough || draft.is_current(&core, &record, &planned) {
                 let layout = draft.layout(&core, &record, planned);
                 return Ok(then(&mut core, record, layout));
             }
@@ -74,23 +93,25 @@ impl Shared {
         Ok(then(&mut core, record, layout))
     }
 
-    /// Like [`Shared::plan`], for a group that is created. Returns when it is on disk.
-    pub(crate) async fn create<T>(
+    /// Like [`Shared::plan`], for a request. Returns when the state that the answer depends on is on disk.
+    async fn answer<T>(
         self: &Arc<Self>,
+        purpose: Purpose,
         mut record: impl FnMut(&mut Core) -> Result<Record, Refusal>,
-        add: impl FnOnce(&mut Core, Record, Result<Layout, NoPlan>) -> Result<T, Refusal>,
+        then: impl FnOnce(&mut Core, Record, Result<Layout, NoPlan>) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
-        // A refusal may depend on state that is not there yet.
+        // A refusal too may depend on state that is not there yet.
         let record = |core: &mut Core| {
             let record = record(core);
             record.map_err(|refusal| (Err(refusal), core.journal.ticket()))
         };
         let then = |core: &mut Core, record, layout| {
-            let added = add(core, record, layout);
-            (added, core.journal.ticket())
+            let done = then(core, record, layout);
+            (done, core.journal.ticket())
         };
-        let (added, ticket) = self.plan(record, then).await.unwrap_or_else(|refused| refused);
-        ticket.durable().await.and(added)
+        let planned = self.plan_for(purpose, record, then).await;
+        let (done, ticket) = planned.unwrap_or_else(|refused| refused);
+        ticket.durable().await.and(done)
     }
 }
 
@@ -138,10 +159,10 @@ impl Shared {
             let has_own = |layout: &Layout| !layout.new_mcst_ids.is_empty();
             match wanted.mcst_id() {
                 Some(mcst_id) if layout.as_ref().is_ok_and(has_own) => Err(Refusal::McstIdNotOwn { mcst_id }),
-                _ => Ok(answer(core, record, layout)),
+                _ => Ok(foresee::answer(core, record, layout)),
             }
         };
-        self.plan(record, then).await?
+        self.answer(Purpose::Show, record, then).await
     }
 
     pub(crate) async fn create_collective(
@@ -161,10 +182,10 @@ impl Shared {
             core.create(record, new.mcst_id, layout)?;
             let (entry, group) = core.collective(&new.name)?;
             let state = kinds::collective::view::state(core, entry);
-            self.exchanges.forget_strangers(&new.name, &group.ranks);
+            self.exchanges.forget_strangers(&new.name, group);
             Ok(state)
         };
-        self.create(record, then).await
+        self.answer(Purpose::Place, record, then).await
     }
 
     /// Returns whether all members are in already.
@@ -185,7 +206,7 @@ impl Shared {
             core.check_multicast(&group)?;
             core.add_multicast(record, wanted, layout)
         };
-        self.create(record, then).await
+        self.answer(Purpose::Place, record, then).await
     }
 
     /// The state of a new group; if all members are in, once it is active. Fails if it cannot be installed.
@@ -216,7 +237,74 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use castnet_proto::convert::new_group_from_proto;
+
     use super::*;
+    use crate::shell::shared::tests::{end_batch, shared};
+    use crate::state::core::tests::join;
+
+    /// Others use the lock: what is only looked at does not hold it for a plan.
+    #[tokio::test]
+    async fn a_plan_to_be_looked_at_is_never_made_under_the_lock() {
+        for (purpose, planned) in [
+            (Purpose::Place, PLANS_UNLOCKED + 1),
+            (Purpose::Show, PLANS_UNLOCKED),
+        ] {
+            let shared = shared();
+            shared
+                .lock()
+                .seat_rank(join("job", 0, 2, ""), "h0")
+                .map(drop)
+                .unwrap();
+            let mut asked = 0;
+            // Its address is another group's, so no plan of it is current.
+            let record = |core: &mut Core| {
+                asked += 1;
+                let kind = Collective::new(Vec::new(), Settings::new(&Default::default()), true);
+                let mcst_id = core.group("job")?.record().mcst_id;
+                Ok::<_, Refusal>(Record::new(
+                    "g".into(),
+                    (mcst_id, Vec::new()),
+                    Kind::Collective(kind),
+                ))
+            };
+            shared.plan_for(purpose, record, |_, _, _| ()).await.unwrap();
+            assert_eq!(asked, planned, "{purpose:?}");
+        }
+    }
+
+    /// Neither an answer nor a refusal tells what is not on disk.
+    #[tokio::test]
+    async fn a_plan_is_shown_when_what_it_depends_on_is_stored() {
+        for (name, is_free) in [("other", true), ("job", false)] {
+            let shared = shared();
+            shared
+                .lock()
+                .seat_rank(join("job", 0, 2, ""), "h0")
+                .map(drop)
+                .unwrap();
+            let member = |host: &str| v1::NewMember {
+                host: host.into(),
+                connection: None,
+            };
+            let request = v1::CreateGroupRequest {
+                name: name.into(),
+                source: "h1".into(),
+                members: vec![member("h1"), member("h2")],
+                ..Default::default()
+            };
+            let wanted = Wanted::Multicast(new_group_from_proto(&request).unwrap());
+            let mut shown = std::pin::pin!(shared.foresee(&wanted, "h1"));
+            for _ in 0..100 {
+                let waits = tokio::time::timeout(Duration::ZERO, &mut shown).await;
+                assert!(waits.is_err(), "{name}");
+            }
+            end_batch(&shared);
+            assert_eq!(shown.await.is_ok(), is_free, "{name}");
+        }
+    }
 
     #[tokio::test]
     async fn a_caller_who_wants_many_plans_waits_with_one_among_the_others() {

@@ -1,7 +1,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use castnet_proto::access::Caller;
+use castnet_proto::access::{Caller, Role};
 use castnet_proto::convert::{
     Invalid, check_received, connection_from_proto, diversion_from_proto, exchange_from_proto,
     lease_from_proto, name_from_proto, new_collective_from_proto, new_group_from_proto, rank_join_from_proto,
@@ -10,7 +10,7 @@ use castnet_proto::convert::{
 use castnet_proto::v1;
 use castnet_proto::v1::controller_server::Controller;
 use castnet_proto::v1::plan_group_request::Group as Asked;
-use tokio::sync::mpsc;
+use tokio::sync::{MutexGuard, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
@@ -56,6 +56,14 @@ impl Service {
         let hosts = topology.hosts();
         self.in_parts(hosts, |core, host| view::host(core, &host.name))
             .await
+    }
+
+    /// The turn of who may only read and wants to see everything, until it is dropped: such answers take much memory until they are whole.
+    async fn listing<T>(&self, request: &Request<T>) -> Result<Option<MutexGuard<'_, ()>>, Status> {
+        Ok(match Caller::of(request)?.role {
+            Role::ReadOnly => Some(self.shared.listing.lock().await),
+            _ => None,
+        })
     }
 
     /// Shows many things, some at a time: other calls use the lock in between.
@@ -327,8 +335,9 @@ impl Controller for Service {
 
     async fn list_groups(
         &self,
-        _: Request<v1::ListControllerGroupsRequest>,
+        request: Request<v1::ListControllerGroupsRequest>,
     ) -> Answer<v1::ListControllerGroupsResponse> {
+        let _turn = self.listing(&request).await?;
         let mut listed = v1::ListControllerGroupsResponse::default();
         let mut after = None;
         loop {
@@ -353,12 +362,17 @@ impl Controller for Service {
         }
     }
 
-    async fn list_switches(&self, _: Request<v1::ListSwitchesRequest>) -> Answer<v1::ListSwitchesResponse> {
+    async fn list_switches(
+        &self,
+        request: Request<v1::ListSwitchesRequest>,
+    ) -> Answer<v1::ListSwitchesResponse> {
+        let _turn = self.listing(&request).await?;
         let switches = self.switches().await?;
         Ok(Response::new(v1::ListSwitchesResponse { switches }))
     }
 
-    async fn list_hosts(&self, _: Request<v1::ListHostsRequest>) -> Answer<v1::ListHostsResponse> {
+    async fn list_hosts(&self, request: Request<v1::ListHostsRequest>) -> Answer<v1::ListHostsResponse> {
+        let _turn = self.listing(&request).await?;
         let hosts = self.hosts().await?;
         Ok(Response::new(v1::ListHostsResponse { hosts }))
     }
@@ -391,7 +405,8 @@ impl Controller for Service {
         Ok(Response::new(v1::ForgetHostResponse {}))
     }
 
-    async fn get_topology(&self, _: Request<v1::GetTopologyRequest>) -> Answer<v1::Topology> {
+    async fn get_topology(&self, request: Request<v1::GetTopologyRequest>) -> Answer<v1::Topology> {
+        let _turn = self.listing(&request).await?;
         let (switches, hosts) = (self.switches().await?, self.hosts().await?);
         let read = |core: &Core| {
             let failure = core.store_error.as_ref();

@@ -65,6 +65,8 @@ pub(crate) struct Shared {
     pub(crate) exchanges: Exchanges,
     /// Of those who want to see plans.
     pub(crate) turns: Turns,
+    /// Held while everything is shown to who may only read.
+    pub(crate) listing: tokio::sync::Mutex<()>,
     core: Mutex<Core>,
     /// Notified when there is something to write.
     pub(crate) staged: Arc<Notify>,
@@ -98,6 +100,7 @@ impl Shared {
             links,
             exchanges: Exchanges::default(),
             turns: Turns::default(),
+            listing: tokio::sync::Mutex::default(),
             core: Mutex::new(core),
             staged,
             events: broadcast::Sender::new(EVENTS_MAX),
@@ -247,13 +250,84 @@ impl Shared {
             Effect::SyncRoutes(switch) => tasks::sync_routes(self, &switch, None),
             Effect::ForgetStrangers(job) => {
                 if let Ok((_, group)) = core.collective(&job) {
-                    self.exchanges.forget_strangers(&job, &group.ranks);
+                    self.exchanges.forget_strangers(&job, group);
                 }
             }
             Effect::After(pause, act) => self.spawn(async move {
                 tokio::time::sleep(pause).await;
                 act(&mut shared.lock());
             }),
+            Effect::Timer(pause, act, dropped) => self.spawn(async move {
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => act(&mut shared.lock()),
+                    _ = dropped => {}
+                }
+            }),
         }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::state::core::tests::{core, join};
+    use crate::state::lifecycle::{Event, Phase};
+
+    /// Without tasks: nothing is written, and no switch is called.
+    pub(crate) fn shared() -> Arc<Shared> {
+        let core = core(|_| {});
+        let (config, term) = (core.config.clone(), v1::ControllerTerm::default());
+        Arc::new(Shared::new(config, &term, None, core, Arc::default()))
+    }
+
+    /// What is staged is written.
+    pub(crate) fn end_batch(shared: &Arc<Shared>) {
+        let batch = shared.lock().journal.take(|_| None);
+        batch.expect("something is staged").end(Ok(()));
+        shared.lock().journal.under_way = None;
+    }
+
+    async fn until_tasks(shared: &Shared, left: usize) {
+        for _ in 0..1000 {
+            if shared.tasks.len() == left {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+        panic!("{} tasks", shared.tasks.len());
+    }
+
+    /// A host could fill the memory with them: it joins with a long lease, ends its call, leaves, and joins again.
+    #[tokio::test]
+    async fn timers_end_with_their_group() {
+        let shared = shared();
+        for _ in 0..3 {
+            let rank = shared.lock().init(join("job", 0, 2, ""), "h0");
+            drop(rank.unwrap());
+            assert_eq!(shared.tasks.len(), 1, "the lease runs");
+            shared.lock().leave_collective("job", 0).unwrap();
+            shared.lock().step("job", Event::Cleared, None).unwrap();
+            end_batch(&shared);
+            until_tasks(&shared, 0).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_group_has_one_timer_of_its_phase() {
+        let shared = shared();
+        let rank = shared.lock().init(join("job", 0, 2, ""), "h0").unwrap();
+        for _ in 0..3 {
+            let mut core = shared.lock();
+            core.change("job", |r| r.phase = Phase::Failed).unwrap();
+            core.arm("job");
+        }
+        until_tasks(&shared, 1).await;
+        shared
+            .lock()
+            .change("job", |r| r.phase = Phase::Registered)
+            .unwrap();
+        shared.lock().arm("job");
+        until_tasks(&shared, 0).await;
+        drop(rank);
     }
 }

@@ -136,9 +136,7 @@ fn release(shared: &Arc<Shared>, mut batch: Batch) {
 
 fn take_back(shared: &Arc<Shared>, mut batch: Batch, error: Arc<StoreError>) {
     let mut core = shared.lock();
-    let mut rest = core.journal.failed(&batch);
-    let undone = batch.undo.drain(..).chain(rest.undo.drain(..));
-    core.take_back(undone.rev());
+    let mut rest = core.take_back(&mut batch);
     let works = batch.retries.drain(..).chain(rest.retries.drain(..));
     core.postponed.works.extend(works);
     for event in batch.events.drain(..).chain(rest.events.drain(..)) {

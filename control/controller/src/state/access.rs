@@ -9,6 +9,7 @@ use crate::error::Refusal;
 use crate::state::core::Core;
 use crate::state::kinds::collective::record::Collective;
 use crate::state::kinds::collective::secret::Secret;
+use crate::state::kinds::collective::view;
 use crate::state::table::Entry;
 
 /// The right that a method needs. The test below fails if one is missing.
@@ -121,31 +122,20 @@ impl Core {
     /// A group as the caller may see it. A host sees its own groups, and of a job with a free rank what it needs to join.
     pub(crate) fn seen_by(&self, caller: &Caller, name: &str) -> Result<v1::Group, Refusal> {
         let entry = self.group(name)?;
-        let seen = entry.record().kind.behaviour().view(self, entry);
-        let has_free_rank = |group: &Collective| group.ranks.iter().any(|r| r.host.is_empty());
-        if caller.role == Role::Host
-            && !is_member(caller, entry)
-            && entry.record().collective().is_some_and(has_free_rank)
-        {
-            let full = seen.collective.and_then(|c| c.state).unwrap_or_default();
-            let state = v1::CollectiveState {
-                name: full.name,
-                phase: full.phase,
-                settings: full.settings,
-                lanes: full.lanes,
-                ..Default::default()
-            };
-            let collective = v1::Collective {
-                state: Some(state),
-                ..Default::default()
-            };
-            return Ok(v1::Group {
-                collective: Some(collective),
-                ..Default::default()
-            });
-        }
-        self.check_member(caller, name, "see")?;
-        Ok(seen)
+        let refused = match self.check_member(caller, name, "see") {
+            Ok(()) => return Ok(entry.record().kind.behaviour().view(self, entry)),
+            Err(refused) => refused,
+        };
+        let has_free_rank = |group: &&Collective| group.ranks.iter().any(|r| r.host.is_empty());
+        let group = entry.record().collective().filter(has_free_rank).ok_or(refused)?;
+        let collective = v1::Collective {
+            state: Some(view::to_join(group, entry)),
+            ..Default::default()
+        };
+        Ok(v1::Group {
+            collective: Some(collective),
+            ..Default::default()
+        })
     }
 }
 
@@ -168,7 +158,46 @@ fn is_member(caller: &Caller, entry: &Entry) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+
+    use castnet_proto::transport::Peer;
+
     use super::*;
+    use crate::state::core::tests::{core, join};
+
+    #[test]
+    fn no_state_is_made_for_a_host_that_may_not_see_it() {
+        let host = |name: &str| {
+            let peer = Peer {
+                address: String::new(),
+                names: Some(vec![name.into()]),
+            };
+            Caller::new(Arc::new(peer), Role::Host)
+        };
+        let mut core = core(|_| {});
+        core.seat_rank(join("job", 0, 2, ""), "h0").map(drop).unwrap();
+        let made = |core: &Core| core.numbers.load(Ordering::Relaxed);
+        let before = made(&core);
+        let free = core
+            .seen_by(&host("h9"), "job")
+            .unwrap()
+            .collective
+            .unwrap()
+            .state
+            .unwrap();
+        assert_eq!(
+            (free.name.as_str(), free.members.len(), free.lanes.len()),
+            ("job", 0, 1)
+        );
+        assert!(free.settings.is_some() && free.mcst_id.is_empty());
+        core.seat_rank(join("job", 1, 2, ""), "h1").map(drop).unwrap();
+        let refused = core.seen_by(&host("h9"), "job").unwrap_err();
+        assert!(matches!(refused, Refusal::Denied(_)), "{refused}");
+        assert_eq!(made(&core), before);
+        core.seen_by(&host("h1"), "job").unwrap();
+        assert_eq!(made(&core), before + 1);
+    }
 
     #[test]
     fn each_method_needs_a_right() {

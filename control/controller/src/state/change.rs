@@ -10,13 +10,13 @@ use crate::state::broken_links;
 use crate::state::core::Core;
 use crate::state::detour::Detours;
 use crate::state::effect::{Effect, Work};
-use crate::state::journal::Undo;
+use crate::state::journal::{Batch, Undo};
 use crate::state::lifecycle::{Event, Next, Phase};
 use crate::state::multicast_routes;
 use crate::state::record::{Ending, Record};
 use crate::state::shown::Cache;
 use crate::state::table::Entry;
-use crate::store::etcd;
+use crate::store::{Key, etcd};
 
 /// Groups whose work is resumed at once: others use the lock in between.
 const RESUMED_TOGETHER: usize = 256;
@@ -155,69 +155,68 @@ impl Core {
 
     /// What happens to a group after a time in its phase.
     pub(crate) fn arm(&mut self, name: &str) {
-        let notice = self
-            .groups
-            .get(name)
-            .map(|e| e.record().kind.behaviour().notice());
-        let notice = notice.unwrap_or_default();
         let Some(record) = self.groups.get(name).map(Entry::record) else {
             return;
         };
-        let (generation, phase) = (record.generation, record.phase);
-        let (after, event) = match phase {
-            Phase::Broken => (notice, Event::TimeUp),
-            Phase::Failed | Phase::Refused if record.kind.behaviour().lingers() => {
-                (self.config.timeouts.linger, Event::Destroy)
+        let (generation, phase, kind) = (record.generation, record.phase, record.kind.behaviour());
+        let then = match phase {
+            Phase::Broken => Some((kind.notice(), Event::TimeUp)),
+            Phase::Failed | Phase::Refused if kind.lingers() => {
+                Some((self.config.timeouts.linger, Event::Destroy))
             }
-            _ => return,
+            _ => None,
         };
-        self.later(name, after, move |core, name| {
-            let same = |e: &Entry| (e.record().generation, e.record().phase) == (generation, phase);
-            if core.group(name).is_ok_and(same) {
-                core.try_step(name, event, None);
-            }
+        let timer = then.map(|(after, event)| {
+            self.timer(name, after, move |core, name| {
+                let same = |e: &Entry| (e.record().generation, e.record().phase) == (generation, phase);
+                if core.group(name).is_ok_and(same) {
+                    core.try_step(name, event, None);
+                }
+            })
         });
+        if let Some(entry) = self.groups.get_mut(name) {
+            entry.live.phase_timer = timer;
+        }
     }
 
-    /// Takes back what could not be written, the last change first. Work that remains for the groups waits until the
-    /// store works.
-    pub(crate) fn take_back(&mut self, undone: impl IntoIterator<Item = Undo>) {
-        let mut names = BTreeSet::new();
-        for undo in undone {
+    /// Takes back a batch that could not be written, and what was staged on top of it, which is returned. Work that remains for the groups
+    /// waits until the store works.
+    pub(crate) fn take_back(&mut self, batch: &mut Batch) -> Batch {
+        let mut rest = self.journal.failed(batch);
+        // They are in the table again when all are as they were: meanwhile one may have an address that another one had before.
+        let mut groups: BTreeMap<String, Option<Entry>> = BTreeMap::new();
+        for (Key { name, .. }, undo) in rest.undo().chain(batch.undo()) {
             match undo {
-                Undo::Host(name, before) => self.facts.set_host(&name, before),
+                Undo::Host(before) => self.facts.set_host(&name, before),
                 Undo::WrittenOff(mcst_id, before) => self.put_written_off(mcst_id, before),
-                Undo::Added(name) => {
-                    if let Some(gone) = self.groups.remove(&name) {
+                Undo::Group(before) => {
+                    let group = groups
+                        .entry(name)
+                        .or_insert_with_key(|name| self.groups.remove(name));
+                    if let Some(gone) = before.restore(group) {
                         gone.changed.send_replace(());
                     }
                 }
-                Undo::Changed(record, confirmed) => {
-                    let name = record.name.clone();
-                    self.groups.put(*record);
-                    if let Some(entry) = self.groups.get_mut(&name) {
-                        // No switch has got what is taken back.
-                        entry.confirmed = confirmed;
-                        entry.confirmed.retain(|s| !entry.problems.contains_key(s));
-                    }
-                    names.insert(name);
-                }
-                Undo::Forgotten(entry) => {
-                    names.insert(entry.record().name.clone());
-                    self.groups.put_back(*entry);
-                }
             }
+        }
+        let there = groups
+            .into_iter()
+            .filter_map(|(name, group)| Some((name, group?)));
+        let mut names = BTreeSet::new();
+        for (name, group) in there {
+            self.groups.put_back(group);
+            names.insert(name);
         }
         self.links_changed.groups.extend(names.iter().cloned());
         self.effects.push(Effect::FabricChanged);
         for name in names {
-            let Some(entry) = self.groups.get_mut(&name) else {
-                continue;
-            };
-            entry.live.rules_ended();
+            if let Some(entry) = self.groups.get_mut(&name) {
+                entry.live.rules_ended();
+            }
             self.notify(&name);
             self.postpone(name);
         }
+        rest
     }
 
     /// The work on a group continues when the store works.
@@ -404,3 +403,6 @@ impl Core {
 fn follows(record: &Record) -> Option<Event> {
     record.kind.behaviour().follows(record.phase, record.generation)
 }
+
+#[cfg(test)]
+mod tests;

@@ -186,3 +186,43 @@ impl Core {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use castnet_proto::convert::{RankJoin, rank_join_from_proto};
+
+    use super::*;
+    use crate::config::SwitchConfig;
+
+    /// One switch, no topology file, and nothing stored.
+    pub(crate) fn core(change: impl FnOnce(&mut Config)) -> Core {
+        let switch = SwitchConfig {
+            name: "s".into(),
+            agent: "unix:/nowhere".parse().expect("an address"),
+        };
+        let mut config = Config::new(vec![switch]);
+        change(&mut config);
+        Core::new(config.into(), Stored::default(), Instant::now(), Arc::default())
+    }
+
+    /// A rank of a job, at host `h<rank>`. Its lease is 10 minutes.
+    pub(crate) fn join(job: &str, rank: u8, size: u32, secret: &str) -> RankJoin {
+        let request = v1::InitGroupRequest {
+            job: job.into(),
+            rank: rank.into(),
+            size,
+            host: format!("h{rank}"),
+            connection: Some(v1::Connection {
+                ip: format!("10.0.0.{}", rank + 1),
+                mac: format!("02:00:00:00:00:{rank:02x}"),
+                qpn: 2 + u32::from(job.as_bytes()[0]),
+                ..Default::default()
+            }),
+            sq_psn: 9,
+            lease_ms: 600_000,
+            secret: secret.into(),
+            ..Default::default()
+        };
+        rank_join_from_proto(&request).expect("a rank")
+    }
+}

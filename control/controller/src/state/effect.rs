@@ -3,11 +3,18 @@
 use std::time::Duration;
 
 use castnet_proto::v1;
+use tokio::sync::oneshot;
 
 use crate::state::core::Core;
 
 /// Work for later.
 pub(crate) type Work = Box<dyn FnOnce(&mut Core) + Send>;
+
+/// Whoever set a timer holds this: when it is dropped, the timer ends without effect.
+#[derive(Debug)]
+pub(crate) struct TimerGuard {
+    _held: oneshot::Sender<()>,
+}
 
 /// One such demand.
 pub(crate) enum Effect {
@@ -37,6 +44,8 @@ pub(crate) enum Effect {
     ForgetStrangers(String),
     /// Work after a pause, if the controller still runs.
     After(Duration, Work),
+    /// The same, unless the sender is dropped before: see [`TimerGuard`].
+    Timer(Duration, Work, oneshot::Receiver<()>),
 }
 
 impl Core {
@@ -54,6 +63,19 @@ impl Core {
     /// Runs `act` after a pause, if the controller still runs.
     pub(crate) fn after(&mut self, pause: Duration, act: impl FnOnce(&mut Core) + Send + 'static) {
         self.effects.push(Effect::After(pause, Box::new(act)));
+    }
+
+    /// Like [`Core::later`], as long as the result is held.
+    pub(crate) fn timer(
+        &mut self,
+        name: &str,
+        pause: Duration,
+        act: impl FnOnce(&mut Core, &str) + Send + 'static,
+    ) -> TimerGuard {
+        let (name, (_held, dropped)) = (name.to_owned(), oneshot::channel());
+        let work: Work = Box::new(move |core| act(core, &name));
+        self.effects.push(Effect::Timer(pause, work, dropped));
+        TimerGuard { _held }
     }
 
     /// The switches of a running group get its changed rules.

@@ -41,15 +41,42 @@ impl Ticket {
     }
 }
 
+/// What there was before a batch.
 pub(crate) enum Undo {
-    Added(String),
-    /// The record, and the switches that had confirmed their part.
-    Changed(Box<Record>, BTreeSet<String>),
-    Forgotten(Box<table::Entry>),
+    Group(Before),
     /// `None`: not known.
-    Host(String, Option<HostRecord>),
+    Host(Option<HostRecord>),
     /// `None`: not written off.
     WrittenOff(McstId, Option<WrittenOff>),
+}
+
+/// A group before a batch.
+pub(crate) enum Before {
+    Nothing,
+    /// The record, and the switches that had confirmed their part. The entry is still there.
+    Changed(Box<Record>, BTreeSet<String>),
+    /// The entry was forgotten. Another one may have its name.
+    Forgotten(Box<table::Entry>),
+}
+
+impl Before {
+    /// Makes a group what it was. Returns the one that was there instead.
+    pub(crate) fn restore(self, group: &mut Option<table::Entry>) -> Option<table::Entry> {
+        match self {
+            Self::Nothing => group.take(),
+            Self::Changed(record, confirmed) => {
+                if let Some(entry) = group {
+                    entry.set_back(*record, confirmed);
+                }
+                None
+            }
+            Self::Forgotten(mut entry) => {
+                // The task that worked on it has ended.
+                entry.driven = false;
+                group.replace(*entry)
+            }
+        }
+    }
 }
 
 pub(crate) enum Value {
@@ -66,12 +93,13 @@ pub(crate) struct Staged {
     version: Option<Version>,
     /// Taken with the batch: of several changes only the last is written.
     value: Option<Value>,
+    /// One for all writes of the entry.
+    undo: Option<Undo>,
 }
 
 #[derive(Default)]
 pub(crate) struct Batch {
     pub(crate) writes: BTreeMap<Key, Staged>,
-    pub(crate) undo: Vec<Undo>,
     /// Work to try again if its changes could not be written and no client waits for them.
     pub(crate) retries: Vec<Work>,
     /// Log messages about the changes.
@@ -104,10 +132,18 @@ impl Batch {
         self.writes.iter().map(write).collect()
     }
 
+    pub(crate) fn undo(&mut self) -> impl Iterator<Item = (Key, Undo)> {
+        let writes = std::mem::take(&mut self.writes).into_iter();
+        writes.filter_map(|(key, staged)| Some((key, staged.undo?)))
+    }
+
     pub(crate) fn end(self, outcome: Result<(), Arc<StoreError>>) {
         self.outcome.send_replace(Some(outcome));
     }
 }
+
+/// Messages and work that may wait for a slow store before calls of members are refused, which add to both.
+pub(crate) const WAITING_MAX: usize = 1 << 16;
 
 /// Changes in memory that are not on disk yet.
 pub(crate) struct Journal {
@@ -138,40 +174,54 @@ impl Journal {
         }
     }
 
+    /// Fails while too much waits for the store.
+    pub(crate) fn check_room(&self) -> Result<(), Refusal> {
+        match self.staged.messages.len() + self.staged.retries.len() {
+            waiting if waiting >= WAITING_MAX => Err(Refusal::StoreBehind { waiting }),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn close(&mut self) {
         self.is_closed = true;
         self.staged = Batch::default();
     }
 
     pub(crate) fn stage_added(&mut self, record: &Record) {
-        self.stage(Table::Groups, &record.name, true);
-        self.staged.undo.push(Undo::Added(record.name.clone()));
+        let undo = self.stage(Table::Groups, &record.name, true);
+        undo.get_or_insert(Undo::Group(Before::Nothing));
     }
 
     /// `before`: the group before the change.
     pub(crate) fn stage_changed(&mut self, before: &table::Entry) {
-        // One per batch is enough to take it back, so the number of groups bounds what is staged.
-        if self.stage(Table::Groups, &before.record().name, true) {
-            let undo = Undo::Changed(Box::new(before.record().clone()), before.confirmed.clone());
-            self.staged.undo.push(undo);
-        }
+        let undo = self.stage(Table::Groups, &before.record().name, true);
+        undo.get_or_insert_with(|| {
+            let record = Box::new(before.record().clone());
+            Undo::Group(Before::Changed(record, before.confirmed.clone()))
+        });
     }
 
-    pub(crate) fn stage_forgotten(&mut self, entry: table::Entry) {
-        self.stage(Table::Groups, &entry.record().name, false);
-        self.staged.undo.push(Undo::Forgotten(Box::new(entry)));
+    pub(crate) fn stage_forgotten(&mut self, mut entry: table::Entry) {
+        let undo = self.stage(Table::Groups, &entry.record().name, false);
+        match undo.take() {
+            None => {}
+            Some(Undo::Group(Before::Changed(record, confirmed))) => entry.set_back(*record, confirmed),
+            // It came with this batch.
+            before => return *undo = before,
+        }
+        *undo = Some(Undo::Group(Before::Forgotten(Box::new(entry))));
     }
 
     /// `before`: the host before the change; `stays`: whether it is known now.
     pub(crate) fn stage_host(&mut self, name: &str, before: Option<HostRecord>, stays: bool) {
-        self.stage(Table::Hosts, name, stays);
-        self.staged.undo.push(Undo::Host(name.into(), before));
+        let undo = self.stage(Table::Hosts, name, stays);
+        undo.get_or_insert(Undo::Host(before));
     }
 
     /// `before`: the McstID before the change; `stays`: whether it is written off now.
     pub(crate) fn stage_written_off(&mut self, mcst_id: McstId, before: Option<WrittenOff>, stays: bool) {
-        self.stage(Table::WrittenOff, &mcst_id.to_string(), stays);
-        self.staged.undo.push(Undo::WrittenOff(mcst_id, before));
+        let undo = self.stage(Table::WrittenOff, &mcst_id.to_string(), stays);
+        undo.get_or_insert(Undo::WrittenOff(mcst_id, before));
     }
 
     /// Registers work to try again if what was just staged is taken back.
@@ -189,8 +239,8 @@ impl Journal {
         }
     }
 
-    /// Returns whether it is the first write of this entry in the batch.
-    fn stage(&mut self, table: Table, name: &str, stays: bool) -> bool {
+    /// Returns what takes the entry back; `None`: this is its first write in the batch.
+    fn stage(&mut self, table: Table, name: &str, stays: bool) -> &mut Option<Undo> {
         let key = Key {
             table,
             name: name.into(),
@@ -201,16 +251,16 @@ impl Journal {
             Some(version) => drop(self.versions.insert(key.clone(), version)),
             None => drop(self.versions.remove(&key)),
         }
-        let count = self.staged.writes.len();
         let staged = self.staged.writes.entry(key).or_insert(Staged {
             was: before,
             version: None,
             value: None,
+            undo: None,
         });
         // The last write of an entry counts; it replaces what the first would have replaced.
         staged.version = version;
         self.wake.notify_one();
-        self.staged.writes.len() > count
+        &mut staged.undo
     }
 
     /// Returns the event if nothing is staged that it may depend on; else it waits.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::state::core::Core;
+use crate::state::effect::TimerGuard;
 
 /// Whose lease it is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,6 +21,7 @@ pub(crate) struct Timer {
     ends: Instant,
     /// When the timer fires that stands for it: not later.
     fires: Instant,
+    _guard: TimerGuard,
 }
 
 impl Core {
@@ -36,12 +38,17 @@ impl Core {
     }
 
     fn start_timer(&mut self, group: &str, who: Leased, ends: Instant) {
+        let (pause, whose) = (ends.duration_since(self.now), who.clone());
+        let guard = self.timer(group, pause, move |core, group| {
+            core.timer_fires(group, whose, ends)
+        });
         if let Some(entry) = self.groups.get_mut(group) {
-            entry.live.leases.insert(who.clone(), Timer { ends, fires: ends });
-            let pause = ends.duration_since(self.now);
-            self.later(group, pause, move |core, group| {
-                core.timer_fires(group, who, ends)
-            });
+            let timer = Timer {
+                ends,
+                fires: ends,
+                _guard: guard,
+            };
+            entry.live.leases.insert(who, timer);
         }
     }
 

@@ -108,6 +108,14 @@ impl Entry {
         tree.all(|s| self.confirmed.contains(s))
     }
 
+    /// Takes back changes of which no switch has got any.
+    pub(crate) fn set_back(&mut self, record: Record, confirmed: BTreeSet<String>) {
+        self.record = record;
+        self.confirmed = confirmed;
+        self.confirmed
+            .retain(|switch| !self.problems.contains_key(switch));
+    }
+
     pub(crate) fn phase_name(&self) -> &'static str {
         self.record.kind.behaviour().phase_name(self.record.phase)
     }
@@ -141,7 +149,7 @@ struct Indexes {
     by_switch: BTreeMap<String, BTreeSet<String>>,
     own: BTreeMap<String, Usage>,
     tenants: BTreeMap<String, Quotas>,
-    /// Number of groups by owner. Each lane counts as a group.
+    /// Number of groups by owner, as quotas count them.
     owners: HashMap<String, u64>,
     load: load::Index,
     queue_pairs: HashMap<(Ipv4Addr, Qpn), Vec<Holder>>,
@@ -199,10 +207,8 @@ impl Groups {
         }
     }
 
-    pub(crate) fn put_back(&mut self, mut entry: Entry) {
+    pub(crate) fn put_back(&mut self, entry: Entry) {
         let name = entry.record.name.clone();
-        // The task that worked on it has ended.
-        entry.driven = false;
         self.indexes.set(&name, &Footprint::of(&entry.record), true);
         self.entries.insert(name, entry);
     }
@@ -238,7 +244,7 @@ impl Groups {
         self.indexes.tenants.get(tenant).copied().unwrap_or_default()
     }
 
-    /// The number of groups of an owner. Each lane counts as a group.
+    /// The number of groups of an owner, as quotas count them.
     pub(crate) fn owned_by(&self, owner: &str) -> u64 {
         self.indexes.owners.get(owner).copied().unwrap_or_default()
     }
@@ -305,9 +311,9 @@ impl Indexes {
                 self.tenants.remove(tenant);
             }
         }
-        if let Some((owner, lanes)) = footprint.owner {
+        if let Some((owner, groups)) = footprint.owner {
             let owned = self.owners.entry(owner.into()).or_default();
-            *owned = count(*owned, lanes, add);
+            *owned = count(*owned, groups, add);
             if *owned == 0 {
                 self.owners.remove(owner);
             }
@@ -361,7 +367,7 @@ struct Footprint<'r> {
     switches: BTreeSet<&'r str>,
     own: BTreeMap<&'r str, Usage>,
     tenant: Option<(&'r str, Quotas)>,
-    /// With the number of lanes.
+    /// With the number of groups that it counts as.
     owner: Option<(&'r str, u64)>,
     load: Load,
     queue_pairs: Vec<((Ipv4Addr, Qpn), &'r str)>,
@@ -418,7 +424,7 @@ impl<'r> Footprint<'r> {
                 .filter_map(|s| Some((s.as_str(), usage(record, s)?)))
                 .collect(),
             tenant: (!record.tenant.is_empty()).then(|| (record.tenant.as_str(), Quotas::of(record))),
-            owner: Some((record.owner.as_str(), lanes.into())),
+            owner: Some((record.owner.as_str(), Quotas::of(record).groups)),
             load: load.collect(),
             ..Self::of_members(record)
         }

@@ -9,6 +9,9 @@ use crate::error::Refusal;
 use crate::state::core::Core;
 use crate::state::record::Record;
 
+/// In quotas of groups, a group counts once for each lane, or for each so many ranks if that is more.
+pub(crate) const RANKS_PER_GROUP: u64 = 64;
+
 /// Those who share quotas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tenant {
@@ -17,7 +20,7 @@ pub struct Tenant {
     /// Names of certificates and of hosts in any case; `*` stands for any text. A group belongs to the first tenant that has its
     /// owner, otherwise to the first that has the host of its source or of its first rank.
     pub members: Vec<String>,
-    /// Maximum number of groups; each lane counts. `None`: no limit.
+    /// Maximum number of groups, counted as [`RANKS_PER_GROUP`] says. `None`: no limit.
     pub groups: Option<u64>,
     /// Maximum number of slots of collective groups at a switch, of all groups and lanes together, as requested. `None`:
     /// no limit.
@@ -40,10 +43,12 @@ pub(crate) struct Quotas {
 impl Quotas {
     pub(crate) fn of(record: &Record) -> Self {
         let lanes = u64::from(record.lanes());
-        let each = record.collective().map_or(0, |group| u64::from(group.slots()));
+        let (ranks, slots) = record.collective().map_or((0, 0), |group| {
+            (group.ranks.len() as u64, u64::from(group.slots()))
+        });
         Self {
-            groups: lanes,
-            slots: lanes * each,
+            groups: lanes.max(ranks.div_ceil(RANKS_PER_GROUP)),
+            slots: lanes * slots,
             bandwidth: record.rate_limit.map_or(0, |limit| limit.rate.bits_per_second()),
         }
     }
@@ -125,7 +130,7 @@ impl Core {
     /// Refuses a group that exceeds a quota of its tenant; without a tenant, that of the host that creates it.
     pub(crate) fn check_quotas(&self, config: &Config, record: &Record) -> Result<(), Refusal> {
         let Some(tenant) = config.tenants.iter().find(|tenant| tenant.name == record.tenant) else {
-            let (used, more) = (self.groups.owned_by(&record.owner), record.lanes().into());
+            let (used, more) = (self.groups.owned_by(&record.owner), Quotas::of(record).groups);
             if config.is_host(&record.owner) && used + more > config.host_groups {
                 let (host, quota) = (record.owner.clone(), config.host_groups);
                 return Err(Refusal::HostQuota {
@@ -169,6 +174,47 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::core::tests::{core, join};
+
+    /// A rank takes memory before it has a host.
+    #[test]
+    fn free_ranks_count_in_the_quota_of_a_host() {
+        let mut core = core(|config| {
+            config.host_groups = 4;
+            config.listen = "https://127.0.0.1:0".parse().expect("an address");
+        });
+        core.seat_rank(join("a", 0, 129, ""), "h0").map(drop).unwrap();
+        assert_eq!(core.groups.owned_by("h0"), 3);
+        let refused = core.seat_rank(join("b", 0, 65, ""), "h0").map(drop).unwrap_err();
+        assert!(
+            matches!(&refused, Refusal::HostQuota { used: 3, more: 2, .. }),
+            "{refused}"
+        );
+        assert!(refused.to_string().contains("each 64 ranks"), "{refused}");
+        core.seat_rank(join("b", 0, 64, ""), "h0").map(drop).unwrap();
+        for group in ["a", "b"] {
+            core.forget(group).unwrap();
+        }
+        assert_eq!(core.groups.owned_by("h0"), 0);
+    }
+
+    #[test]
+    fn free_ranks_count_in_the_quota_of_a_tenant() {
+        let mut core = core(|config| {
+            config.tenants = vec![Tenant {
+                name: "t".into(),
+                members: vec!["h*".into()],
+                groups: Some(4),
+                ..Tenant::default()
+            }];
+        });
+        core.seat_rank(join("a", 0, 129, ""), "h0").map(drop).unwrap();
+        assert_eq!(core.groups.used_by("t").groups, 3);
+        let refused = core.seat_rank(join("b", 0, 65, ""), "h0").map(drop).unwrap_err();
+        assert!(matches!(&refused, Refusal::Quota { .. }), "{refused}");
+        core.forget("a").unwrap();
+        assert_eq!(core.groups.used_by("t"), Quotas::default());
+    }
 
     /// Names of certificates are in lower case, those of hosts as they are given.
     #[test]

@@ -2,9 +2,10 @@
 
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::{Active, Failed, Registered, Removing};
-use castnet_proto::v1::{MemberLoss, MemberPhase};
+use castnet_proto::v1::{CollectivePhase, MemberLoss, MemberPhase};
 use tonic::{Code, Streaming};
 
+use crate::common::ranks::{Rank, all};
 use crate::common::{Client, Events, Lab, creation, next, reaches};
 
 /// A lease that does not end here.
@@ -124,6 +125,37 @@ async fn a_source_that_is_back_with_a_new_queue_pair_opens_the_group() {
     ];
     while next(&mut source).await.phase() != Active {}
     reaches(&client, "g", Active).await;
+}
+
+/// The file that a restart takes over has another address for a host that is in.
+#[tokio::test]
+async fn a_slip_in_the_topology_file_puts_nobody_out() {
+    let mut lab = Lab::two_tiers().await;
+    let (controller, client) = lab.start().await;
+    let calls = group(&lab, &client, MemberLoss::Fail, [LONG; 3]).await;
+    let mut ranks = lab.ranks(&client, "job", 4, 18).await;
+    all(&mut ranks, CollectivePhase::Active).await;
+    controller.stop().await;
+    let mac = lab.topology.host("h2").unwrap().mac;
+    let file = lab.config.topology.as_mut().unwrap();
+    assert!(file.set_host_addresses("h2", Some([10, 99, 0, 1].into()), mac));
+    let (_controller, mut client) = lab.start().await;
+    drop(calls);
+    for host in HOSTS {
+        let state = next(&mut join(&lab, &client, host, 17, LONG).await).await;
+        assert_eq!((state.phase(), state.generation), (Active, 1), "{host}");
+    }
+    for rank in ranks {
+        let mut back = Rank::join(&client, rank.request).await;
+        assert_eq!(back.until(CollectivePhase::Active).await.generation, 1);
+    }
+    // Nobody comes with that address for the first time.
+    client.create_group(creation("other", &HOSTS)).await.unwrap();
+    let refused = client
+        .join_group(lab.joining("other", "h2", 19))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
 }
 
 /// As clients that know of no leases: the call ends, and the member stays.

@@ -338,13 +338,12 @@ async fn switches_learn_which_sources_their_hosts_may_not_have() {
         ("leaf0", ["10.0.0.1", "10.0.0.2"]),
         ("leaf1", ["10.0.0.3", "10.0.0.4"]),
     ] {
-        let ports = hosts.iter().enumerate().map(|(port, ip)| v1::HostPort {
+        let hosts = hosts.iter().enumerate().map(|(port, ip)| v1::HostPort {
             port: port as u32,
             ip: (*ip).into(),
         });
         let wanted = v1::SetSourceGuardRequest {
-            ports: vec![0, 1],
-            hosts: ports.collect(),
+            hosts: hosts.collect(),
             prefixes: ["10.201.0.0/30", "10.202.0.0/24"].map(String::from).into(),
         };
         while lab.switch(leaf).with(|toy| toy.guard != wanted) {

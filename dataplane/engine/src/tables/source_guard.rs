@@ -19,18 +19,15 @@ pub struct SourceGuard {
 }
 
 impl SourceGuard {
-    /// At `ports` only these hosts may have an address within `prefixes`.
-    pub fn new(
-        ports: impl IntoIterator<Item = PortId>,
-        hosts: impl IntoIterator<Item = (PortId, Ipv4Addr)>,
-        prefixes: Vec<Ipv4Net>,
-    ) -> Self {
+    /// At the ports of these hosts nobody else may have an address within `prefixes`.
+    pub fn new(hosts: impl IntoIterator<Item = (PortId, Ipv4Addr)>, prefixes: Vec<Ipv4Net>) -> Self {
+        let hosts: BTreeSet<(PortId, Ipv4Addr)> = hosts.into_iter().collect();
         let mut merged = Ipv4Net::aggregate(&prefixes);
         merged.sort_unstable();
         let ranges = merged.iter().map(|prefix| (prefix.network(), prefix.broadcast()));
         Self {
-            ports: ports.into_iter().collect(),
-            hosts: hosts.into_iter().collect(),
+            ports: hosts.iter().map(|(port, _)| *port).collect(),
+            hosts,
             ranges: ranges.collect(),
         }
     }
@@ -62,9 +59,9 @@ mod tests {
             "10.204.1.1/32",
         ];
         let prefixes: Vec<Ipv4Net> = prefixes.iter().map(|p| p.parse().unwrap()).collect();
-        let [host, nobody, core] = [2, 5, 63].map(|n| PortId::new(n).unwrap());
-        let own: Ipv4Addr = "10.201.0.7".parse().unwrap();
-        let guard = SourceGuard::new([host, nobody], [(host, own)], prefixes);
+        let [host, other, core] = [2, 5, 63].map(|n| PortId::new(n).unwrap());
+        let [own, outside]: [Ipv4Addr; 2] = ["10.201.0.7", "10.0.0.1"].map(|ip| ip.parse().unwrap());
+        let guard = SourceGuard::new([(host, own), (other, outside)], prefixes);
         let all = [
             ("10.200.255.255", false),
             ("10.201.0.0", true),
@@ -81,7 +78,7 @@ mod tests {
         ];
         for (source, is_covered) in all {
             let source = source.parse().unwrap();
-            assert_eq!(guard.refuses(nobody, source), is_covered, "{source}");
+            assert_eq!(guard.refuses(other, source), is_covered, "{source}");
             assert_eq!(
                 guard.refuses(host, source),
                 is_covered && source != own,

@@ -17,11 +17,7 @@ fn a_host_does_not_speak_in_the_name_of_a_group_at_another_switch() {
     let mut tables = tables(1, [], &[route(far_ip(CORE), [CORE])], (0..3).map(port));
     let open = tables.clone();
     tables.generation = 2;
-    tables.guards = [
-        SourceGuard::default(),
-        SourceGuard::new([port(0), port(1)], hosts, vec![groups]),
-    ]
-    .into();
+    tables.guards = [SourceGuard::default(), SourceGuard::new(hosts, vec![groups])].into();
     let frame = |n, src, dst_mac, tags| {
         let mut frame = DataFrame::new(Opcode::SendOnly, 1, &[7; 64]);
         (frame.src, frame.dst, frame.ethernet) = (src, far_ip(CORE), ethernet(n));

@@ -113,13 +113,8 @@ fn guard(file: &Topology, switch: &str) -> v1::SetSourceGuardRequest {
             ip: file.host(&host)?.ip?.to_string(),
         })
     });
-    let hosts: Vec<v1::HostPort> = hosts.collect();
     v1::SetSourceGuardRequest {
-        ports: hosts.iter().map(|host| host.port).collect(),
-        hosts,
-        prefixes: Ipv4Net::aggregate(&prefixes)
-            .iter()
-            .map(Ipv4Net::to_string)
-            .collect(),
+        hosts: hosts.collect(),
+        prefixes: prefixes.iter().map(Ipv4Net::to_string).collect(),
     }
 }

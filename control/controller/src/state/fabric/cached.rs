@@ -155,22 +155,18 @@ impl Fabric {
         if self.moved.len() > MOVED_MAX {
             self.moved.pop_front();
         }
-        let filed = |facts: &Facts| facts.file.as_ref().map(|file| file.host(name).is_some());
-        match filed(&self.facts) {
-            Some(true) => {}
-            // Known by other addresses, it may be elsewhere.
-            Some(false) if stays => self.doubt(),
-            _ => return self.forget(),
+        let file = self.facts.file.as_ref();
+        if file.is_none_or(|file| file.host(name).is_none() && !stays) {
+            self.made.take();
+            self.before = None;
+            return;
         }
+        // Known by other addresses, it may be elsewhere.
+        self.doubt();
         self.patch(|facts, topology| {
             let (ip, mac) = facts.addresses(name);
             topology.set_host_addresses(name, ip, mac)
         });
-    }
-
-    fn forget(&mut self) {
-        self.made.take();
-        self.before = None;
     }
 
     /// Changes the topology as the facts have changed. If `change` returns false, it is made anew when it is needed.
@@ -408,19 +404,31 @@ mod tests {
                 let who = Who::Host { ip, mac };
                 NeighbourReport { port, age_ns: 0, who }
             };
+            let port = |number| {
+                let mac = [2, 7, 0, 0, 0, number];
+                let name = format!("p{number}");
+                let port = PortReport {
+                    name,
+                    mac,
+                    mtu: 9000,
+                    up: true,
+                };
+                (number, port)
+            };
             SwitchReport {
-                ports: [].into(),
+                ports: [3, 4].map(port).into(),
                 neighbours: hosts.iter().map(host).collect(),
             }
         };
         fabric.set_host("guest", Some(record(1)));
+        fabric.report("leaf1", seen(&[]));
         fabric.report("leaf0", seen(&[(3, 1)]));
         let there = fabric.topology();
         assert_eq!(
             there.attachment("guest").map(|(_, at, port)| (at, port)),
             Some(("leaf0", 3))
         );
-        assert!(fabric.report("leaf0", seen(&[(3, 1), (2, 7)])));
+        assert!(fabric.report("leaf0", seen(&[(3, 1), (4, 7)])));
         assert!(fabric.report("leaf1", seen(&[(3, 8)])));
         assert!(Arc::ptr_eq(&there, &fabric.topology()));
         // Its address changes while what was seen is looked at, and changes back.
@@ -429,9 +437,9 @@ mod tests {
         assert_eq!(claimed.attachment("guest"), None);
         fabric.set_host("guest", Some(record(1)));
         assert!(fabric.topology().attachment("guest").is_some());
-        fabric.report("leaf0", seen(&[(2, 1)]));
+        fabric.report("leaf0", seen(&[(4, 1)]));
         let moved = fabric.topology();
-        assert_eq!(moved.attachment("guest").map(|(_, _, port)| port), Some(2));
+        assert_eq!(moved.attachment("guest").map(|(_, _, port)| port), Some(4));
         fabric.set_host("guest", None);
         assert!(fabric.topology().host("guest").is_none());
     }

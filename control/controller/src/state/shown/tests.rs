@@ -5,9 +5,10 @@ use castnet_proto::convert::new_group_from_proto;
 use castnet_proto::states::WatchedGroups;
 use castnet_wire::{McstId, Psn};
 use proptest::prelude::*;
+use tokio::sync::oneshot::error::TryRecvError;
 
 use super::*;
-use crate::config::{Config, SwitchConfig};
+use crate::state::core::tests::core;
 use crate::state::effect::Effect;
 use crate::state::fabric::{HostRecord, NeighbourReport, SwitchReport, Who};
 use crate::state::kinds::collective::live::Presence;
@@ -17,20 +18,9 @@ use crate::state::kinds::{Joining, Kind};
 use crate::state::leases::Leased;
 use crate::state::lifecycle::{After, Phase};
 use crate::state::record::Record;
-use crate::store::Stored;
 
 const MEMBERS: u8 = 5;
 const WATCHERS: usize = 3;
-
-fn core() -> Core {
-    let switch = SwitchConfig {
-        name: "s".into(),
-        agent: "unix:/nowhere".parse().expect("an address"),
-    };
-    let config = Config::new(vec![switch]);
-    let now = tokio::time::Instant::now();
-    Core::new(config.into(), Stored::default(), now, Arc::default())
-}
 
 /// A new group: `m` has members with connections, `c` has ranks.
 fn record(name: &str) -> Record {
@@ -71,7 +61,7 @@ fn record(name: &str) -> Record {
 /// A member whose calls end again and again has one timer, which fires when the last lease has run.
 #[test]
 fn a_member_has_one_timer_however_often_its_lease_runs() {
-    let mut core = core();
+    let mut core = core(|_| {});
     core.groups.put(record("c"));
     let (rank, lease) = (Leased::Rank(1), Duration::from_secs(600));
     for _ in 0..1000 {
@@ -81,19 +71,23 @@ fn a_member_has_one_timer_however_often_its_lease_runs() {
     let mut timers = std::mem::take(&mut core.effects);
     assert_eq!(timers.len(), 1);
     let ends = core.now + lease;
-    let Some(Effect::After(_, first)) = timers.pop() else {
+    let Some(Effect::Timer(_, first, _)) = timers.pop() else {
         panic!("no timer")
     };
     core.now += lease - Duration::from_millis(999);
     first(&mut core);
     // It goes on for the rest.
-    let Some(Effect::After(rest, last)) = core.effects.pop() else {
+    let Some(Effect::Timer(rest, last, mut dropped)) = core.effects.pop() else {
         panic!("no timer")
     };
     assert_eq!(core.now + rest, ends);
     // A shorter lease does not wait for the timer of a longer one.
+    assert!(dropped.try_recv() == Err(TryRecvError::Empty));
     core.run_timer("c", rank.clone(), Duration::from_millis(1));
-    assert!(matches!(core.effects.pop(), Some(Effect::After(pause, _)) if pause == Duration::from_millis(1)));
+    assert!(
+        matches!(core.effects.pop(), Some(Effect::Timer(pause, ..)) if pause == Duration::from_millis(1))
+    );
+    assert!(dropped.try_recv() == Err(TryRecvError::Closed));
     core.now = ends;
     last(&mut core);
     assert!(
@@ -260,7 +254,7 @@ proptest! {
     fn differences_put_together_are_the_state(
         steps in proptest::collection::vec((any::<bool>(), change(), 0usize..WATCHERS + 2), 1..60),
     ) {
-        let mut core = core();
+        let mut core = core(|_| {});
         let mut clients: [Client; WATCHERS] = Default::default();
         ["m", "c"].into_iter().for_each(|name| core.groups.put(record(name)));
         for (is_multicast, change, watcher) in steps {
@@ -281,7 +275,7 @@ proptest! {
 /// One member that joins or leaves is one member that is sent.
 #[test]
 fn a_change_of_a_member_sends_this_member() {
-    let mut core = core();
+    let mut core = core(|_| {});
     for name in ["m", "c"] {
         core.groups.put(record(name));
         apply(&mut core, name, Change::Phase(Phase::Active));
@@ -306,7 +300,7 @@ fn a_change_of_a_member_sends_this_member() {
 /// A member takes the position of another one. A client that has not seen that learns that the other one is gone.
 #[test]
 fn a_member_in_the_position_of_another_one_sends_the_whole_state() {
-    let mut core = core();
+    let mut core = core(|_| {});
     let mut client = Client::default();
     core.groups.put(record("m"));
     let first = core.shown(core.groups.get("m").unwrap());

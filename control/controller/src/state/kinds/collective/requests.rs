@@ -59,13 +59,15 @@ impl Core {
         }
         self.check_secret(&join.job, join.rank, &Secret::new(&join.job, &join.secret))?;
         self.check_no_switch("host", &join.endpoint.name)?;
-        self.check_known("host", &join.endpoint.name)?;
-        let ends = std::iter::once(&join.endpoint).chain(&join.more);
-        self.check_connection("connection", Some(&join.job), ends)?;
         let seated = match self.collective(&join.job) {
             Ok((_, group)) => same_seat(group, &join).map(|seat| seat.generation),
             Err(_) => None,
         };
+        if seated.is_none() {
+            self.check_known("host", &join.endpoint.name)?;
+        }
+        let ends = std::iter::once(&join.endpoint).chain(&join.more);
+        self.check_joining(&join.job, seated.is_some(), ends)?;
         match join.returns_to {
             // It has no part in other generations: its queue pair knows that one's PSNs.
             Some(generation) if seated != Some(generation) => {

@@ -40,8 +40,9 @@ impl Secret {
 impl Core {
     /// Refuses a rank that gives another secret than those that are in. The first rank of a job sets it.
     pub(crate) fn check_secret(&self, job: &str, rank: u16, given: &Secret) -> Result<(), Refusal> {
-        match self.collective(job) {
-            Ok((_, group)) if !group.secret.same(given) && is_begun(group) => {
+        let group = self.collective(job).ok();
+        match group.and_then(|(_, group)| group.secret_of_ranks()) {
+            Some(secret) if !secret.same(given) => {
                 let job = job.into();
                 Err(Refusal::OtherSecret { job, rank })
             }
@@ -50,9 +51,12 @@ impl Core {
     }
 }
 
-/// Whether a rank is in.
-fn is_begun(group: &Collective) -> bool {
-    group.ranks.iter().any(|rank| rank.state.seat().is_some())
+impl Collective {
+    /// The secret of its ranks, once one is in.
+    pub(crate) fn secret_of_ranks(&self) -> Option<&Secret> {
+        let is_begun = self.ranks.iter().any(|rank| rank.state.seat().is_some());
+        is_begun.then_some(&self.secret)
+    }
 }
 
 #[cfg(test)]

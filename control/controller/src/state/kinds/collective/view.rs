@@ -178,6 +178,18 @@ pub(crate) fn head(group: &Collective, entry: &Entry) -> v1::CollectiveState {
     }
 }
 
+/// What a host needs to take a free rank.
+pub(crate) fn to_join(group: &Collective, entry: &Entry) -> v1::CollectiveState {
+    let record = entry.record();
+    v1::CollectiveState {
+        name: record.name.clone(),
+        phase: phase(record.phase) as i32,
+        settings: Some(settings(&group.settings, record)),
+        lanes: lanes(&record.name, record.mcst_ids().collect()),
+        ..Default::default()
+    }
+}
+
 /// As a rank in `generation` sees it, also after that one has ended.
 pub(crate) fn state_for(
     group: &Collective,

@@ -79,7 +79,17 @@ impl Core {
         let Some(before) = record.plan.clone() else {
             return Err(refuse("it has no plan"));
         };
-        let (is_confirmed, placed) = (entry.is_confirmed(), record.placed.clone());
+        let changing = || {
+            Refusal::Failed(Failure {
+                cause: Cause::Unreachable,
+                field: "group".into(),
+                reason: format!("group {group:?} is being changed at its switches: try again soon"),
+            })
+        };
+        if !entry.is_confirmed() {
+            return Err(changing());
+        }
+        let placed = record.placed.clone();
         let mut wanted = record.clone();
         wanted.generation += 1;
         let mut part = kind.clone();
@@ -99,12 +109,8 @@ impl Core {
         });
         // Frames of a path that is being removed must not be taken for those of one that comes in its place.
         let mut new = layout.iter().flat_map(|layout| layout.plan.rules.keys());
-        if !is_confirmed || new.any(|switch| placed.contains(switch) && !before.rules.contains_key(switch)) {
-            return Err(Refusal::Failed(Failure {
-                cause: Cause::Unreachable,
-                field: "group".into(),
-                reason: format!("group {group:?} is being changed at its switches: try again soon"),
-            }));
+        if new.any(|switch| placed.contains(switch) && !before.rules.contains_key(switch)) {
+            return Err(changing());
         }
         match layout.and_then(|layout| planning::ready(self, layout)) {
             Ok(Layout {

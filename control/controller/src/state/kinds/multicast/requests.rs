@@ -116,7 +116,7 @@ impl Core {
             }
             Phase::Removing(_) => return Err(not_now("is being removed", "try again soon")),
         }
-        self.check_connection("connection", Some(group), &ends)?;
+        self.check_joining(group, same.is_some(), &ends)?;
         for end in &ends {
             self.know(end)?;
         }
