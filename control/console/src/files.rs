@@ -120,7 +120,12 @@ pub fn replace(path: &Path, text: &str, is_own: fn(&str) -> bool) -> io::Result<
         Place::File(path) => {
             check_nothing_lost(&path, is_own)?;
             let (part, mut file) = part(&path)?;
-            let written = file.write_all(text.as_bytes());
+            // Who may not read the old one may not read the new one.
+            let written = match std::fs::metadata(&path) {
+                Ok(old) => file.set_permissions(old.permissions()),
+                Err(_) => Ok(()),
+            };
+            let written = written.and_then(|()| file.write_all(text.as_bytes()));
             let written = written.and_then(|()| std::fs::rename(&part, &path));
             if written.is_err() {
                 let _ = std::fs::remove_file(&part);

@@ -199,6 +199,9 @@ fn notify(state: &str) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
     use crate::output::Format;
 
@@ -235,11 +238,14 @@ mod tests {
         ] {
             if let Some(before) = before {
                 std::fs::write(&path, before).expect("written");
+                std::fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("its owner");
             }
             assert_eq!(Ready::check(Some(&path)).is_ok(), is_taken, "{before:?}");
             assert_eq!(std::fs::read_to_string(&path).ok().as_deref(), before);
             let ready = Ready::quiet(Some(&path), "here");
             assert_eq!(ready.is_ok(), is_taken, "{before:?}");
+            let mode = path.metadata().expect("it is there").permissions().mode();
+            assert!(before.is_none() || mode & 0o777 == 0o600, "{before:?}: {mode:o}");
             std::fs::remove_file(&path).expect("it is there");
             std::fs::write(&path, "http://other\n").expect("written");
             drop(ready);

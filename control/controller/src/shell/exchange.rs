@@ -109,10 +109,9 @@ impl Open {
         rank: u16,
         given: &Secret,
     ) -> Result<(), Refusal> {
-        match self
-            .of_job(job, rounds)
-            .all(|(_, round)| round.secret.same(given))
-        {
+        // All have the same one.
+        let mut open = self.of_job(job, rounds).map(|(_, round)| round);
+        match open.next().is_none_or(|round| round.secret.same(given)) {
             true => Ok(()),
             false => Err(Refusal::OtherSecret {
                 job: job.0.into(),

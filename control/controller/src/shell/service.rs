@@ -194,7 +194,7 @@ impl Controller for Service {
         let join = |core: &mut Locked<'_>| {
             core.check_member(&caller, &group, "join")?;
             if let Some(end) = ends.first() {
-                core.check_itself(&caller, end)?;
+                core.check_itself(&caller, end, Some(&group))?;
             }
             let how = HowToJoin {
                 lease,
@@ -386,7 +386,7 @@ impl Controller for Service {
         caller.concerns(&host.name);
         caller.check_host(&host.name, "register")?;
         let register = |core: &mut Locked<'_>| {
-            core.check_itself(&caller, &host)?;
+            core.check_itself(&caller, &host, None)?;
             core.register(&host)
         };
         self.stored(register).await?;
@@ -472,7 +472,7 @@ impl Controller for Service {
         self.shared.lists().await;
         let init = |core: &mut Locked<'_>| {
             core.check_rank(&caller, &join.job, join.rank.into(), "join")?;
-            core.check_itself(&caller, &join.endpoint)?;
+            core.check_itself(&caller, &join.endpoint, Some(&join.job))?;
             core.init(join, caller.identity())
         };
         let mut attendance = self.stored(init).await?;

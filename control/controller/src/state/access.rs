@@ -86,8 +86,14 @@ impl Core {
     }
 
     /// Refuses a host that takes the address of another one, or another spelling of its name: a certificate is one host. A machine that has got
-    /// another name has both in its certificate, or an operator forgets the old one.
-    pub(crate) fn check_itself(&self, caller: &Caller, endpoint: &HostEndpoint) -> Result<(), Refusal> {
+    /// another name has both in its certificate, or an operator forgets the old one. Who is back in a group with the connection that it has there
+    /// was checked when it came.
+    pub(crate) fn check_itself(
+        &self,
+        caller: &Caller,
+        endpoint: &HostEndpoint,
+        group: Option<&str>,
+    ) -> Result<(), Refusal> {
         let HostEndpoint { name: host, ip, .. } = endpoint;
         if caller.role != Role::Host {
             return Ok(());
@@ -101,11 +107,16 @@ impl Core {
             return Err(Refusal::OtherSpelling { host, name });
         }
         match self.facts.host_of(*ip, Some(host)) {
-            Some(other) if !caller.may_be(other) => Err(Refusal::AddressTaken {
-                field: "ip".into(),
-                ip: *ip,
-                host: other.into(),
-            }),
+            Some(other)
+                if !caller.may_be(other)
+                    && !group.is_some_and(|group| self.groups.has_queue_pair(endpoint, group)) =>
+            {
+                Err(Refusal::AddressTaken {
+                    field: "ip".into(),
+                    ip: *ip,
+                    host: other.into(),
+                })
+            }
             _ => Ok(()),
         }
     }
@@ -165,16 +176,46 @@ mod tests {
 
     use super::*;
     use crate::state::core::tests::{core, join};
+    use crate::state::fabric::HostRecord;
+
+    fn host(name: &str) -> Caller {
+        let peer = Peer {
+            address: String::new(),
+            names: Some(vec![name.into()]),
+        };
+        Caller::new(Arc::new(peer), Role::Host)
+    }
+
+    /// A topology file that was taken over since gives its address to another host.
+    #[test]
+    fn who_is_back_keeps_its_address() {
+        let mut core = core(|_| {});
+        let rank = join("job", 0, 2, "");
+        core.seat_rank(rank.clone(), "h0").map(drop).unwrap();
+        let HostEndpoint { ip, mac, .. } = rank.endpoint;
+        let other = HostRecord {
+            name: "new".into(),
+            ip,
+            mac: [2, 0, 0, 0, 0, mac.0[5] + 1],
+        };
+        core.facts.set_host("new", Some(other));
+        let checked = |group| core.check_itself(&host("h0"), &rank.endpoint, group);
+        assert!(checked(Some("job")).is_ok());
+        for group in [None, Some("another")] {
+            assert!(
+                matches!(checked(group), Err(Refusal::AddressTaken { .. })),
+                "{group:?}"
+            );
+        }
+        core.seat_rank(rank, "h0").map(drop).unwrap();
+        assert!(
+            core.seat_rank(join("b", 0, 2, ""), "h0").is_err(),
+            "it does not join with it"
+        );
+    }
 
     #[test]
     fn no_state_is_made_for_a_host_that_may_not_see_it() {
-        let host = |name: &str| {
-            let peer = Peer {
-                address: String::new(),
-                names: Some(vec![name.into()]),
-            };
-            Caller::new(Arc::new(peer), Role::Host)
-        };
         let mut core = core(|_| {});
         core.seat_rank(join("job", 0, 2, ""), "h0").map(drop).unwrap();
         let made = |core: &Core| core.numbers.load(Ordering::Relaxed);

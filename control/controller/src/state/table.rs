@@ -275,6 +275,13 @@ impl Groups {
             .filter(|(name, host)| group != Some(&**name) || *host != end.name);
         others.next().map(|(name, _)| &**name)
     }
+
+    /// Whether a group has this connection of this host.
+    pub(crate) fn has_queue_pair(&self, end: &HostEndpoint, group: &str) -> bool {
+        let holders = self.indexes.queue_pairs.get(&(end.ip, end.qpn));
+        let mut holders = holders.into_iter().flatten();
+        holders.any(|(name, host)| **name == *group && *host == end.name)
+    }
 }
 
 impl Indexes {

@@ -615,10 +615,11 @@ impl<const W: usize> Translated<W> {
             return;
         }
         self.slots.at_mut(Pipe::Aggregation, g).ack_request |= ack_request;
-        // A receiver accepts none of this collective while it lacks packets of an earlier one, which it gets otherwise. It would cost a walk over
-        // all collectives in between to convert the position for each.
+        // A host accepts none of this collective while it lacks packets of an earlier one, which it gets otherwise, and it would cost a walk over
+        // all collectives in between to convert the position for each. A switch that repeats takes each packet.
         let start = self.calls.get(index).start;
-        let is_next = |e: EndpointId| self.endpoint(e).sending.acked >= start;
+        let is_next =
+            |e: EndpointId| repairing && !self.is_rank(e) || self.endpoint(e).sending.acked >= start;
         let lacking = to.iter().filter(|&e| is_next(e) && self.lacks(e, g)).collect();
         self.emit_again(g, lacking, ack_request, out);
     }

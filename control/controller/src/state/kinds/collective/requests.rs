@@ -64,6 +64,7 @@ impl Core {
             Err(_) => None,
         };
         if seated.is_none() {
+            self.journal.check_room()?;
             self.check_known("host", &join.endpoint.name)?;
         }
         let ends = std::iter::once(&join.endpoint).chain(&join.more);

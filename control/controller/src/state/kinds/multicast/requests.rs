@@ -116,6 +116,9 @@ impl Core {
             }
             Phase::Removing(_) => return Err(not_now("is being removed", "try again soon")),
         }
+        if same.is_none() {
+            self.journal.check_room()?;
+        }
         self.check_joining(group, same.is_some(), &ends)?;
         for end in &ends {
             self.know(end)?;
