@@ -20,7 +20,7 @@ pub struct Tenant {
     /// Names of certificates and of hosts in any case; `*` stands for any text. A group belongs to the first tenant that has its
     /// owner, otherwise to the first that has the host of its source or of its first rank.
     pub members: Vec<String>,
-    /// Maximum number of groups, counted as [`RANKS_PER_GROUP`] says. `None`: no limit.
+    /// Maximum number of groups. One counts once for each lane, or for each 64 ranks if that is more. `None`: no limit.
     pub groups: Option<u64>,
     /// Maximum number of slots of collective groups at a switch, of all groups and lanes together, as requested. `None`:
     /// no limit.

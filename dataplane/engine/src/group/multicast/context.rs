@@ -125,8 +125,8 @@ pub(crate) struct Cold {
     pub(crate) joined: Limit,
     /// Reports of members that want to send while another one does: each time that it waits.
     pub(crate) competed: Limit,
-    /// Members that were reported as failed. What they say afterwards may change again and again.
-    pub(crate) failed: Paths,
+    /// By path: the member was reported as failed. What it says afterwards may change again and again.
+    failed: Box<[bool]>,
     /// An acknowledge packet with the addresses of `feedback`.
     pub(crate) ack: AckTemplate,
     pub(crate) exceptions: Exceptions,
@@ -136,6 +136,12 @@ impl Cold {
     /// The member at the end of `path`; `None` for a switch.
     pub(crate) fn host(&self, path: PathId) -> Option<&HostEndpoint> {
         self.rule.endpoints.get(path.index())?.next_hop.host()
+    }
+
+    /// Notes that a member has failed. Whether this was not known.
+    pub(crate) fn is_first_failure(&mut self, path: PathId) -> bool {
+        let known = self.failed.get_mut(path.index());
+        known.is_some_and(|known| !core::mem::replace(known, true))
     }
 
     pub(crate) fn describe(&self, path: PathId) -> String {
@@ -233,7 +239,7 @@ impl Group {
             data_before: 0,
             joined: REPORTS,
             competed: REPORTS,
-            failed: Paths::EMPTY,
+            failed: vec![false; paths.len()].into_boxed_slice(),
             ack,
             exceptions,
         });
@@ -338,6 +344,7 @@ impl Group {
             + size_of::<Cold>()
             + rule_bytes(&self.cold.rule)
             + size_of_val(&*self.paths)
+            + size_of_val(&*self.cold.failed)
             + self.hot.machine.cold_bytes()
             + self.cold.core.bytes()
             + self.cold.ring.as_ref().map_or(0, |ring| ring.footprint())

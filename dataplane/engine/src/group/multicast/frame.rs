@@ -93,8 +93,8 @@ impl Group {
         {
             group.hot.machine.handle_message(from, psn);
         }
-        let may_fail = matches!(event, Event::Feedback { syndrome: Syndrome::Nak(code), .. } if code.is_fatal())
-            && !group.cold.failed.contains(from);
+        let may_fail =
+            matches!(event, Event::Feedback { syndrome: Syndrome::Nak(code), .. } if code.is_fatal());
         group.hot.machine.handle(cx.now, event, &mut scratch.effects);
         if switching {
             group.adopt_source();
@@ -145,8 +145,9 @@ impl Group {
             Event::Data { psn, .. } if before.is_none() && group.hot.machine.next_psn().is_some() => {
                 events.push(cx.now, EventKind::BaselineLearned { mcst_id, psn });
             }
-            Event::Feedback { syndrome, .. } if may_fail && group.hot.machine.has_failed(from) => {
-                group.cold.failed.insert(from);
+            Event::Feedback { syndrome, .. }
+                if may_fail && group.hot.machine.has_failed(from) && group.cold.is_first_failure(from) =>
+            {
                 let kind = EventKind::MemberFailed {
                     mcst_id,
                     generation: group.cold.rule.generation,
