@@ -10,7 +10,7 @@ use crate::state::core::Core;
 /// Work for later.
 pub(crate) type Work = Box<dyn FnOnce(&mut Core) + Send>;
 
-/// Whoever set a timer holds this: when it is dropped, the timer ends without effect.
+/// A timer that runs. When this is dropped, the timer ends without effect.
 #[derive(Debug)]
 pub(crate) struct TimerGuard {
     _held: oneshot::Sender<()>,

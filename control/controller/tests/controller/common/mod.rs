@@ -719,7 +719,7 @@ impl Events {
     }
 }
 
-/// Waits until a switch is as wanted. That it is up is told before it has its groups.
+/// Waits until a switch is as wanted. The controller says that a switch is up before it has installed groups there.
 pub(crate) async fn until(what: &str, mut is: impl FnMut() -> bool) {
     let waited = async {
         while !is() {

@@ -54,8 +54,8 @@ impl Core {
 impl Collective {
     /// The secret of its ranks, once one is in.
     pub(crate) fn secret_of_ranks(&self) -> Option<&Secret> {
-        let is_begun = self.ranks.iter().any(|rank| rank.state.seat().is_some());
-        is_begun.then_some(&self.secret)
+        let has_begun = self.ranks.iter().any(|rank| rank.state.seat().is_some());
+        has_begun.then_some(&self.secret)
     }
 }
 
