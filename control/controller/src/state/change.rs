@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use castnet_proto::v1;
+use castnet_wire::McstId;
 
 use crate::error::Refusal;
 use crate::state::broken_links;
@@ -307,15 +308,24 @@ impl Core {
     }
 
     /// A switch was just reconciled for these groups. `wanted`: those whose rules were wanted there, with the
-    /// generations that are there now, if any. It has no rules of the others.
-    pub(crate) fn settled(&mut self, switch: &str, names: &[String], wanted: &BTreeMap<&str, Option<u64>>) {
+    /// generations that are there now, if any. It has no rules of the others but at the addresses that `may_stay`.
+    pub(crate) fn settled(
+        &mut self,
+        switch: &str,
+        names: &[String],
+        wanted: &BTreeMap<&str, Option<u64>>,
+        may_stay: &BTreeSet<McstId>,
+    ) {
         for name in names {
             let Some(entry) = self.groups.get_mut(name) else {
                 continue;
             };
             let record = entry.record();
             let (generation, phase) = (record.generation, record.phase);
-            let is_placed = record.placed.contains(switch);
+            let is_cleared = || {
+                let mut left = record.mcst_ids_left_on(switch).into_iter();
+                record.placed.contains(switch) && left.all(|mcst_id| !may_stay.contains(&mcst_id))
+            };
             match wanted.get(name.as_str()) {
                 Some(Some(there)) if *there == generation && phase.wants_rules() => {
                     let had_problem = entry.problems.remove(switch).is_some();
@@ -329,7 +339,7 @@ impl Core {
                     self.try_step(name, Event::Lost, Some(ending));
                 }
                 // It is removed, or was evicted with the members there.
-                None if is_placed && entry.record().wanted_rule(switch).is_none() => {
+                None if record.wanted_rule(switch).is_none() && is_cleared() => {
                     entry.problems.remove(switch);
                     self.try_change(name, |r| {
                         r.placed.remove(switch);

@@ -81,8 +81,8 @@ impl Core {
 
     /// A switch was just reconciled: of ours that are not wanted it has no rules but `still`. Returns whether that
     /// is news.
-    pub(crate) fn cleaned(&mut self, switch: &str, still: &BTreeSet<McstId>) -> bool {
-        self.not_written_off(|name, mcst_id| name == switch && !still.contains(&mcst_id))
+    pub(crate) fn cleaned(&mut self, switch: &str, may_stay: &BTreeSet<McstId>) -> bool {
+        self.not_written_off(|name, mcst_id| name == switch && !may_stay.contains(&mcst_id))
     }
 
     /// Forgets switches that are not configured.

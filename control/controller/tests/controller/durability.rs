@@ -304,6 +304,40 @@ async fn changes_that_come_at_once_are_written_at_once() {
     assert_eq!(listed.into_inner().groups.len(), GROUPS);
 }
 
+/// A switch has told what it has, and is brought to what it should have, while groups end. What they have there stays the work of
+/// their drivers: they were forgotten, and their rules stayed. Who comes first after a write is by chance, hence several groups.
+#[tokio::test]
+async fn groups_that_end_while_a_switch_is_reconciled_leave_nothing_there() {
+    let (lab, store, controller, mut client) = lab_with_faults().await;
+    let names: Vec<String> = (0..8).map(|n| format!("g{n}")).collect();
+    for (name, qpn) in names.iter().zip(17..) {
+        let group = lab.given(name, &["h0", "h2"], qpn);
+        client.create_group(group).await.unwrap();
+        reaches(&client, name, v1::GroupPhase::Active).await;
+    }
+    controller.stop().await;
+    let (guard, mut asked) = lab.switch("leaf1").hold_guard();
+    let (_controller, client) = start_with(lab.config.clone(), Arc::new(store.clone())).await;
+    tokio::time::timeout(PATIENCE, asked.recv()).await.unwrap();
+    let (gate, mut waits) = store.hold();
+    let mut ends = Vec::new();
+    for name in &names {
+        let (mut client, request) = (client.clone(), destruction(name));
+        ends.push(tokio::spawn(async move { client.destroy_group(request).await }));
+    }
+    tokio::time::timeout(PATIENCE, waits.recv()).await.unwrap();
+    guard.add_permits(1000);
+    // Meanwhile the others reach the controller, and it goes on with the switch: it runs on this thread.
+    for _ in 0..10_000 {
+        tokio::task::yield_now().await;
+    }
+    gate.add_permits(1000);
+    for end in ends {
+        end.await.unwrap().unwrap();
+    }
+    assert!(lab.placed().is_empty(), "{:?}", lab.placed());
+}
+
 /// Each commit of an installation and of a removal fails once: what was refused leaves nothing behind, and what was not is
 /// done all the same.
 #[tokio::test]

@@ -41,14 +41,15 @@ impl Link {
         let (names, wanted) = shared.read(|core| wanted(core, switch)).await?;
         let diff = diff(&wanted, &found);
         tracing::debug!(switch, ?diff, "reconciling");
-        let mut still = BTreeSet::new();
+        // Addresses of rules that the switch may have afterwards. A group may end meanwhile: its driver waits for the turn.
+        let mut may_stay: BTreeSet<McstId> = wanted.into_keys().collect();
         for (mcst_id, generation) in diff.removals {
             tracing::info!(switch, %mcst_id, generation, "removing what is not wanted");
             match self.remove(client, shared, &[mcst_id], Some(generation)).await {
                 Err(error @ SwitchError::Unreachable(_)) => return Err(error),
                 Err(error) => {
                     tracing::warn!(switch, %error, "removal refused");
-                    still.insert(mcst_id);
+                    may_stay.insert(mcst_id);
                 }
                 Ok(()) => {}
             }
@@ -65,7 +66,7 @@ impl Link {
         }
         {
             let mut core = shared.lock();
-            if core.cleaned(switch, &still) {
+            if core.cleaned(switch, &may_stay) {
                 self.tell(&mut core);
             }
         }
@@ -75,7 +76,7 @@ impl Link {
         }
         let ours = found.iter().map(|f| (f.mcst_id, f.generation)).collect();
         for names in names.chunks(GROUPS_TOGETHER) {
-            self.reconcile_groups(shared, client, names, (&lacking, &ours))
+            self.reconcile_groups(shared, client, names, (&lacking, &ours, &may_stay))
                 .await?;
         }
         Ok(())
@@ -118,7 +119,7 @@ impl Link {
         shared: &Arc<Shared>,
         client: &mut Client,
         names: &[String],
-        (lacking, ours): (&BTreeSet<McstId>, &BTreeMap<McstId, u64>),
+        (lacking, ours, may_stay): (&BTreeSet<McstId>, &BTreeMap<McstId, u64>, &BTreeSet<McstId>),
     ) -> Result<(), SwitchError> {
         let switch = &self.config.name;
         let read = |core: &Core| {
@@ -163,7 +164,7 @@ impl Link {
             }
             settled.insert(name, Some(generation).filter(|_| has_rest && refused.is_empty()));
         }
-        core.settled(switch, names, &settled);
+        core.settled(switch, names, &settled, may_stay);
         Ok(())
     }
 }

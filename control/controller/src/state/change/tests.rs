@@ -1,6 +1,5 @@
 //! What cannot be written is taken back whole, whatever happened in between.
 
-use castnet_wire::McstId;
 use proptest::prelude::*;
 
 use super::*;

@@ -38,6 +38,8 @@ pub(crate) type Client = ControllerClient<Channel>;
 /// Longer than anything here takes; only a test that fails waits for it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
+type Gate = (Arc<Semaphore>, mpsc::UnboundedSender<()>);
+
 /// What a toy switch is and has.
 #[derive(Default)]
 pub(crate) struct Toy {
@@ -58,10 +60,12 @@ pub(crate) struct Toy {
     /// By prefix.
     pub(crate) routes: BTreeMap<String, v1::Route>,
     pub(crate) guard: v1::SetSourceGuardRequest,
+    /// The source guard waits for a permit of this, and says so.
+    guard_gate: Option<Gate>,
     /// Refuses multicast routes with this.
     pub(crate) refuse_routes: Option<Status>,
     /// Installations wait for a permit of this, and say so.
-    pub(crate) gate: Option<(Arc<Semaphore>, mpsc::UnboundedSender<()>)>,
+    gate: Option<Gate>,
     /// How many rules each call to install had.
     pub(crate) calls: Vec<usize>,
     /// Installations and removals that changed something, such as `+g1.1` and `-g1.1`.
@@ -130,10 +134,7 @@ impl Agent for ToyAgent {
         request: Request<v1::InstallGroupRequest>,
     ) -> Result<Response<v1::InstallGroupResponse>, Status> {
         let gate = self.toy.lock().gate.clone();
-        if let Some((gate, waits)) = gate {
-            let _ = waits.send(());
-            gate.acquire().await.unwrap().forget();
-        }
+        pass(gate).await;
         self.toy.lock().check(&request)?;
         let v1::InstallGroupRequest { rule, owner } = request.into_inner();
         let rule = rule.ok_or_else(|| Status::invalid_argument("rule: missing"))?;
@@ -349,6 +350,8 @@ impl Agent for ToyAgent {
         &self,
         request: Request<v1::SetSourceGuardRequest>,
     ) -> Result<Response<v1::SetSourceGuardResponse>, Status> {
+        let gate = self.toy.lock().guard_gate.clone();
+        pass(gate).await;
         let mut toy = self.toy.lock();
         toy.check(&request)?;
         toy.guard = request.into_inner();
@@ -399,6 +402,13 @@ impl Agent for ToyAgent {
     }
 }
 
+async fn pass(gate: Option<Gate>) {
+    if let Some((permits, waits)) = gate {
+        let _ = waits.send(());
+        permits.acquire().await.unwrap().forget();
+    }
+}
+
 /// What a group that computes takes of a switch's memory.
 pub(crate) fn memory(group: &v1::GroupRule) -> u64 {
     rule_from_proto("group", Some(group)).unwrap().reserved_bytes()
@@ -431,10 +441,22 @@ impl Switch {
 
     /// Holds installations back; tells of each that waits.
     pub(crate) fn hold(&self) -> (Arc<Semaphore>, mpsc::UnboundedReceiver<()>) {
+        self.close(|t| &mut t.gate)
+    }
+
+    /// The same of what ports may send: a controller tells it when it has listed the groups.
+    pub(crate) fn hold_guard(&self) -> (Arc<Semaphore>, mpsc::UnboundedReceiver<()>) {
+        self.close(|t| &mut t.guard_gate)
+    }
+
+    fn close(
+        &self,
+        gate: impl Fn(&mut Toy) -> &mut Option<Gate>,
+    ) -> (Arc<Semaphore>, mpsc::UnboundedReceiver<()>) {
         let (waits, told) = mpsc::unbounded_channel();
-        let gate = Arc::new(Semaphore::new(0));
-        self.with(|t| t.gate = Some((gate.clone(), waits)));
-        (gate, told)
+        let permits = Arc::new(Semaphore::new(0));
+        self.with(|t| *gate(t) = Some((permits.clone(), waits)));
+        (permits, told)
     }
 
     pub(crate) async fn start(&mut self) {
