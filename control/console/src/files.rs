@@ -28,6 +28,10 @@ const LINKS_MAX: usize = 40;
 /// # Errors
 /// Links that go round, or a folder that may not be read.
 pub fn place(path: &Path) -> io::Result<Place> {
+    // The text of a link to an open pipe, as of /dev/stdout, is no path.
+    if std::fs::metadata(path).is_ok_and(|file| !file.is_file() && !file.is_dir()) {
+        return Ok(Place::Special);
+    }
     let mut path = path.to_owned();
     for _ in 0..LINKS_MAX {
         match std::fs::symlink_metadata(&path) {
@@ -35,7 +39,6 @@ pub fn place(path: &Path) -> io::Result<Place> {
                 let target = std::fs::read_link(&path)?;
                 path = path.parent().unwrap_or(Path::new("")).join(target);
             }
-            Ok(file) if !file.is_file() && !file.is_dir() => return Ok(Place::Special),
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => return Ok(Place::File(path)),
         }
@@ -189,6 +192,7 @@ pub fn await_reader(path: &Path) -> Outcome<Option<File>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
     use std::os::unix::fs::symlink;
     use std::process::Command;
 
@@ -263,6 +267,9 @@ mod tests {
         assert_eq!(place(&at("below/link")).expect("a place"), file("below/../file"));
         assert_eq!(place(&at("device")).expect("a place"), Place::Special);
         assert_eq!(place(Path::new("/dev/null")).expect("a place"), Place::Special);
+        let (_reader, writer) = std::io::pipe().expect("a pipe");
+        let open = format!("/proc/self/fd/{}", writer.as_raw_fd());
+        assert_eq!(place(Path::new(&open)).expect("a place"), Place::Special);
         assert!(place(&at("round")).is_err());
         assert!(place(Path::new("/dev/null/x")).is_err());
     }

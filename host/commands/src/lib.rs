@@ -84,7 +84,7 @@ pub struct HostCommand {
 enum Verb {
     /// Sends a file to all receivers of a group
     #[command(
-        after_help = "The report names each receiver: all (it has acknowledged everything), late (it joined with --late), part, nothing, or gone (the group went on without it). If one has not everything, or that is not known, the exit code is not 0.
+        after_help = "The report names each receiver: all (it has acknowledged everything; with reported it has also reported that it has everything), late (it joined with --late), part, nothing, or gone (the group went on without it). If one has not everything, or that is not known, the exit code is not 0.
 
 Examples:
   castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file data.bin
@@ -95,7 +95,7 @@ Examples:
     Send(SendCommand),
     /// Receives a file from the source of a group
     #[command(
-        after_help = "If the source is gone before the end, this command joins the group again, and receives from the beginning when the source is back. The file appears once it is whole. stdout cannot be begun again: after the first bytes that is an error.
+        after_help = "If the source is gone before the end, this command joins the group again, and receives from the beginning when the source is back. The file appears once it is whole and on the disk. stdout, a pipe or a device cannot be begun again: after the first bytes that is an error.
 
 Examples:
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out folder/

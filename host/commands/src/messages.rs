@@ -90,8 +90,7 @@ impl SendCommand {
                 return Err(refused.into());
             }
             Ok(sent) => {
-                let receivers = Receivers::ask(&mut source, sent.bytes);
-                leave(source);
+                let receivers = Receivers::leave_and_ask(source, sent.bytes);
                 (sent, receivers)
             }
             Err(error) => {

@@ -21,7 +21,7 @@ use super::{MemberArgs, Stop, Stopped, failure, leave};
 pub(super) struct ReceiveCommand {
     #[command(flatten)]
     pub(super) member: MemberArgs,
-    /// File to write, or a folder for a file with the sender's name; `-` is stdout
+    /// File to write, or an existing folder for a file with the sender's name; `-` is stdout
     #[arg(
         long,
         value_name = "FILE|DIR",
@@ -143,7 +143,8 @@ impl ReceiveCommand {
         };
         // A complete file appears before anything else can fail.
         let target = incoming.borrow().target;
-        let stored = incoming.borrow_mut().keep(received.summary.clone());
+        let mut idle = || receiver.poll().is_ok();
+        let stored = incoming.borrow_mut().keep(received.summary.clone(), &mut idle);
         let stored = stored.map_err(failure::sink);
         let bytes = received.summary.bytes;
         let ways = match watched.filter(|_| stored.is_ok()) {
@@ -188,12 +189,34 @@ impl ReceiveCommand {
         }
     }
 
-    /// What has been written to stdout cannot be taken back.
+    /// What has been written to stdout, a pipe or a device cannot be taken back.
     fn may_begin_again(&self, bytes: u64) -> bool {
-        let is_stdout = self
-            .out
-            .as_ref()
-            .is_some_and(|out| Target(out.clone()).is_stdout());
-        !(self.once || is_stdout && bytes > 0)
+        let is_kept = |out: &PathBuf| Target(out.clone()).is_kept();
+        !self.once && (bytes == 0 || self.out.as_ref().is_none_or(is_kept))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        receive: ReceiveCommand,
+    }
+
+    #[test]
+    fn what_is_in_a_pipe_cannot_be_begun_again() {
+        for (out, may) in [("-", false), ("/dev/null", false), ("/tmp/new", true)] {
+            let line = "receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out";
+            let receive = Line::try_parse_from(line.split(' ').chain([out]))
+                .expect("flags")
+                .receive;
+            assert_eq!(receive.may_begin_again(1), may, "{out}");
+            assert!(receive.may_begin_again(0), "{out}");
+        }
     }
 }

@@ -25,6 +25,9 @@ pub(super) enum Receivers {
 pub(super) struct ReceiverLine {
     host: String,
     outcome: Got,
+    /// Of one that has acknowledged everything: whether it has reported that it has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reported: Option<bool>,
     /// Bytes that it has, if that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     bytes: Option<u64>,
@@ -47,8 +50,13 @@ enum Got {
 
 impl ReceiverLine {
     fn new(ReceiverState { host, fate }: ReceiverState, all: u64) -> Self {
+        let reported = match fate {
+            Fate::All => Some(false),
+            Fate::Reported => Some(true),
+            _ => None,
+        };
         let (outcome, bytes, why) = match fate {
-            Fate::All => (Got::All, Some(all), None),
+            Fate::All | Fate::Reported => (Got::All, Some(all), None),
             Fate::Late => (Got::Late, None, None),
             Fate::Left { bytes: 0, why } => (Got::Nothing, Some(0), Some(why)),
             Fate::Left { bytes, why } => (Got::Part, Some(bytes), Some(why)),
@@ -61,6 +69,7 @@ impl ReceiverLine {
         Self {
             host,
             outcome,
+            reported,
             bytes,
             why,
         }
@@ -106,9 +115,9 @@ fn named(all: &[&ReceiverLine], text: impl Fn(&ReceiverLine) -> String, between:
 }
 
 impl Receivers {
-    /// Asks for them, before the source leaves its group. They have acknowledged so many bytes.
-    pub(super) fn ask(source: &mut Member<'_, Source>, bytes: u64) -> Self {
-        match source.receivers() {
+    /// The source leaves its group, and asks for them. They have acknowledged so many bytes.
+    pub(super) fn leave_and_ask(source: Member<'_, Source>, bytes: u64) -> Self {
+        match source.leave_and_ask() {
             Ok(Some(all)) => {
                 let line = |receiver| ReceiverLine::new(receiver, bytes);
                 Self::Known(all.into_iter().map(line).collect())
@@ -130,7 +139,7 @@ impl Receivers {
         let hosts: Vec<_> = hosts.into_iter().collect();
         let state = |host: &&String| ReceiverState {
             host: (*host).clone(),
-            fate: Fate::All,
+            fate: Fate::Reported,
         };
         let others = before.into_iter().filter(|other| !hosts.contains(&&other.host));
         let others = others.map(|ReceiverState { host, fate }| {
@@ -156,15 +165,21 @@ impl Receivers {
             Self::Unasked(failure) => return vec![failure.what.clone()],
             Self::Known(all) => all,
         };
-        let (whole, others): (Vec<_>, Vec<_>) = all.iter().partition(|line| line.outcome == Got::All);
-        let mut texts = vec![format!(
-            "{} of {} have everything",
-            count(whole.len() as u64),
-            count(all.len() as u64)
-        )];
-        if !whole.is_empty() {
-            texts[0] += &format!(": {}", named(&whole, |line| line.host.clone(), ", "));
+        let those = |reported| all.iter().filter(move |line| line.reported == reported);
+        let share = |reported, have: &str| {
+            let lines: Vec<_> = those(reported).collect();
+            let hosts = named(&lines, |line| line.host.clone(), ", ");
+            let of = |lines: usize| count(lines as u64);
+            (!lines.is_empty()).then(|| format!("{} of {} {have}: {hosts}", of(lines.len()), of(all.len())))
+        };
+        let mut texts: Vec<_> = share(Some(true), "have everything")
+            .into_iter()
+            .chain(share(Some(false), "have acknowledged everything"))
+            .collect();
+        if texts.is_empty() {
+            texts.push(format!("0 of {} have everything", count(all.len() as u64)));
         }
+        let others: Vec<_> = those(None).collect();
         if !others.is_empty() {
             let each = named(&others, ReceiverLine::text, "\n");
             texts.extend(each.lines().map(str::to_owned));
@@ -227,7 +242,7 @@ mod tests {
                     why: why("an MTU of 1500"),
                 },
             ),
-            state("h3", Fate::All),
+            state("h3", Fate::Reported),
             state(
                 "h4",
                 Fate::Left {
@@ -243,6 +258,7 @@ mod tests {
             ),
             state("h6", Fate::Late),
             state("h7", Fate::Absent),
+            state("h8", Fate::All),
         ])
     }
 
@@ -251,7 +267,8 @@ mod tests {
         assert_eq!(
             some().texts(),
             [
-                "1 of 6 have everything: h3",
+                "1 of 7 have everything: h3",
+                "1 of 7 have acknowledged everything: h8",
                 "h2 got nothing: an MTU of 1500",
                 "h4 has 64 KiB of it: the disk is full",
                 "h5 is gone, and may have a part: host h5 stalls",
@@ -262,8 +279,10 @@ mod tests {
         let json = serde_json::to_value(some()).expect("JSON");
         let outcomes: Vec<_> = json.as_array().expect("a list").iter().collect();
         let of = |at: usize, field: &str| outcomes[at][field].clone();
-        let all: Vec<_> = (0..6).map(|at| of(at, "outcome")).collect();
-        assert_eq!(all, ["nothing", "all", "part", "gone", "late", "nothing"]);
+        let all: Vec<_> = (0..7).map(|at| of(at, "outcome")).collect();
+        assert_eq!(all, ["nothing", "all", "part", "gone", "late", "nothing", "all"]);
+        let reported: Vec<_> = (0..7).filter_map(|at| of(at, "reported").as_bool()).collect();
+        assert_eq!(reported, [true, false]);
         let bytes: Vec<_> = (0..6).map(|at| of(at, "bytes").as_u64()).collect();
         assert_eq!(
             bytes,
@@ -278,10 +297,11 @@ mod tests {
         assert_eq!(failure.code(), 1);
         let what = &failure.what;
         assert!(
-            what.starts_with("4 of 6 receivers have not everything: h2 got"),
+            what.starts_with("4 of 7 receivers have not everything: h2 got"),
             "{what}"
         );
         assert!(!what.contains("h6") && what.contains("h7"), "{what}");
+        assert!(!what.contains("h8"), "{what}");
         some().check(true).expect("allowed");
         let whole = known(vec![state("h3", Fate::All), state("h6", Fate::Late)]);
         whole.check(false).expect("all have what they asked for");
@@ -312,6 +332,10 @@ mod tests {
 
     #[test]
     fn of_many_only_some_are_named_in_a_sentence() {
+        assert_eq!(
+            known(vec![state("h1", Fate::Absent)]).texts()[0],
+            "0 of 1 have everything"
+        );
         let many = (0..40).map(|n| state(&format!("h{n}"), Fate::Absent)).collect();
         let failure = known(many).check(false).expect_err("none has anything");
         assert!(failure.what.ends_with("; 8 more"), "{}", failure.what);

@@ -196,8 +196,7 @@ impl SendCommand {
         let (sent, ways, receivers) = match sent {
             Ok(sent) => {
                 let ways = watched.sent(&mut source, sent.summary.bytes);
-                let receivers = Receivers::ask(&mut source, sent.summary.bytes);
-                leave(source);
+                let receivers = Receivers::leave_and_ask(source, sent.summary.bytes);
                 (sent, ways.map_err(failure::member)?, receivers)
             }
             Err(unsent) if guard.is_some() && unsent.is_slow() => {

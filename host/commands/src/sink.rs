@@ -3,15 +3,18 @@
 use std::ffi::OsStr;
 use std::fs::{File, TryLockError};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
 
-use castnet_console::exit::{Failure, Outcome};
+use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::files::{self, Place, place};
 use castnet_console::output::{Output, Page, Report, remark};
 use castnet_member::StreamHeader;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
+use nix::unistd::{AccessFlags, eaccess};
 
 /// What the name of a file ends in until it is complete. A file of this name is one that a process has left, and is used again.
 const PART: &str = ".castnet-part";
@@ -30,16 +33,27 @@ impl Target {
         !self.is_stdout() && place(&self.0).is_ok_and(|place| place != Place::Special)
     }
 
-    /// A missing folder is found before the data comes.
+    /// A missing folder, or one that this user may not write to, is found before the data comes.
     pub(crate) fn check(&self) -> Outcome {
-        match self.0.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
-                let (out, folder) = (self.0.display(), folder.display());
-                let what = format!("--out {out}: {folder} is not a folder");
-                Err(Failure::usage(what).next(format!("mkdir -p {folder}")))
-            }
-            _ => Ok(()),
+        if self.is_stdout() {
+            return Ok(());
         }
+        let writable = |path: &Path| {
+            let access = eaccess(path, AccessFlags::W_OK).map_err(io::Error::from);
+            access.map_err(|error| exit::cannot_write_flag("--out", path, &error))
+        };
+        let path = match place(&self.0) {
+            Ok(Place::Special) => return writable(&self.0),
+            Ok(Place::File(path)) => path,
+            Err(_) => self.0.clone(),
+        };
+        let folder = folder(&path);
+        if !folder.is_dir() {
+            let (out, folder) = (self.0.display(), folder.display());
+            let what = format!("--out {out}: {folder} is not a folder");
+            return Err(Failure::usage(what).next(format!("mkdir -p {folder}")));
+        }
+        writable(folder)
     }
 
     /// Shows the report of a transfer; beside a stream on stdout, on stderr.
@@ -76,11 +90,7 @@ impl Target {
 
     pub(crate) fn open(&self, header: &StreamHeader) -> io::Result<Sink> {
         let Some(path) = self.path(header)? else {
-            return Ok(Sink {
-                part: None,
-                kept: None,
-                out: Box::new(io::stdout()),
-            });
+            return Ok(Sink::into(io::stdout()));
         };
         let path = match place(&path).map_err(|error| named(&path, error))? {
             Place::File(path) => path,
@@ -89,18 +99,31 @@ impl Target {
                 return Ok(Sink::into(opened.map_err(|error| named(&path, error))?));
             }
         };
-        let mut part = path.as_os_str().to_owned();
-        part.push(PART);
-        let part = PathBuf::from(part);
-        let file = open_part(&part).map_err(|error| named(&part, error))?;
-        let kept = file.try_clone()?;
+        let mut name = path.as_os_str().to_owned();
+        name.push(PART);
+        let name = PathBuf::from(name);
+        let file = open_part(&name).map_err(|error| named(&name, error))?;
+        // Who may not read the old file may not read the new one.
+        if let Ok(old) = std::fs::metadata(&path) {
+            let kept = file.set_permissions(old.permissions());
+            kept.map_err(|error| named(&name, error))?;
+        }
+        let out = file.try_clone()?;
         Ok(Sink {
-            part: Some((part, path)),
-            kept: Some(kept),
+            part: Some(Part { file, name, path }),
             // Full messages are written without a copy.
-            out: Box::new(BufWriter::with_capacity(1 << 16, file)),
+            out: Box::new(BufWriter::with_capacity(1 << 16, out)),
         })
     }
+}
+
+/// The folder itself, or that of a file. A path that ends in `/` is a folder.
+fn folder(path: &Path) -> &Path {
+    if path.is_dir() || path.as_os_str().as_bytes().ends_with(b"/") {
+        return path;
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
 }
 
 /// Opens the file that gets its final name when it is complete. What a process has left is used again, what one writes is not.
@@ -140,13 +163,31 @@ fn named(path: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
+/// Returns when a file is on the disk, and calls `idle` until then, or until that returns false.
+fn sync(file: &File, idle: &mut dyn FnMut() -> bool) -> io::Result<()> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("castnet-sync".into());
+        let synced = thread.spawn_scoped(scope, || file.sync_all())?;
+        while !synced.is_finished() && idle() {}
+        synced
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
 /// Its file is removed if it is dropped before [`Sink::keep`].
 pub(crate) struct Sink {
-    /// Name of the file until it is complete, and its final name.
-    part: Option<(PathBuf, PathBuf)>,
-    /// The file, to read what is written; `None` for stdout.
-    kept: Option<File>,
+    /// `None` for stdout, a device or a pipe.
+    part: Option<Part>,
     out: Box<dyn Write>,
+}
+
+/// A file until it is complete.
+struct Part {
+    file: File,
+    name: PathBuf,
+    /// Its final name.
+    path: PathBuf,
 }
 
 impl Sink {
@@ -154,30 +195,31 @@ impl Sink {
     pub(crate) fn into(out: impl Write + 'static) -> Self {
         Self {
             part: None,
-            kept: None,
             out: Box::new(out),
         }
     }
 
-    /// Takes the file, to read what is written and flushed.
-    pub(crate) fn take_kept(&mut self) -> Option<File> {
-        self.kept.take()
+    /// The file, to read what is written and flushed.
+    pub(crate) fn kept(&self) -> io::Result<Option<File>> {
+        let file = self.part.as_ref().map(|part| part.file.try_clone());
+        file.transpose()
     }
 
     fn named(&self, error: io::Error) -> io::Error {
         match &self.part {
-            Some((_, path)) => named(path, error),
+            Some(part) => named(&part.path, error),
             None => error,
         }
     }
 
-    /// Gives the complete file its final name, and returns that.
-    pub(crate) fn keep(mut self) -> io::Result<Option<PathBuf>> {
+    /// Gives the complete file its final name when it is on the disk, and returns that. `idle` is called meanwhile, until it returns false.
+    pub(crate) fn keep(mut self, idle: &mut dyn FnMut() -> bool) -> io::Result<Option<PathBuf>> {
         self.flush()?;
-        if let Some((part, path)) = &self.part {
-            std::fs::rename(part, path).map_err(|error| named(path, error))?;
+        if let Some(Part { file, name, path }) = &self.part {
+            let kept = sync(file, idle).and_then(|()| std::fs::rename(name, path));
+            kept.map_err(|error| named(path, error))?;
         }
-        Ok(self.part.take().map(|(_, path)| path))
+        Ok(self.part.take().map(|part| part.path))
     }
 }
 
@@ -195,14 +237,19 @@ impl Write for Sink {
 
 impl Drop for Sink {
     fn drop(&mut self) {
-        if let Some((part, _)) = &self.part {
-            let _ = std::fs::remove_file(part);
+        if let Some(part) = &self.part {
+            let _ = std::fs::remove_file(&part.name);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    use nix::unistd::Uid;
+
     use super::*;
 
     fn header(name: &str) -> StreamHeader {
@@ -228,7 +275,8 @@ mod tests {
         .expect("written");
         let mut sink = target.open(&header("x")).expect("a place");
         sink.write_all(b"whole").expect("written");
-        assert_eq!(sink.keep().expect("kept"), Some(folder.path().join("out.bin")));
+        let kept = sink.keep(&mut || true).expect("kept");
+        assert_eq!(kept, Some(folder.path().join("out.bin")));
         assert_eq!(
             std::fs::read(folder.path().join("out.bin")).expect("a file"),
             b"whole"
@@ -245,7 +293,7 @@ mod tests {
             let target = Target(at(name));
             let mut sink = target.open(&header("x")).expect("a place");
             sink.write_all(b"data").expect("written");
-            (sink.keep().expect("kept"), target.is_kept())
+            (sink.keep(&mut || true).expect("kept"), target.is_kept())
         };
         std::fs::write(at("file"), "old").expect("written");
         symlink("file", at("link")).expect("a link");
@@ -278,14 +326,63 @@ mod tests {
         }
     }
 
+    /// Root may write to any folder.
+    #[test]
+    fn a_folder_is_there_and_may_be_written_to_before_the_data() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        let check = |name: &str| Target(at(name)).check();
+        std::fs::create_dir(at("there")).expect("a folder");
+        std::fs::write(at("file"), "old").expect("written");
+        std::os::unix::fs::symlink("none/file", at("link")).expect("a link");
+        check("there/").expect("a folder");
+        for name in ["none/", "file/", "link"] {
+            let text = check(name).expect_err(name).text();
+            assert!(text.contains("is not a folder"), "{text}");
+        }
+        std::fs::set_permissions(at("there"), Permissions::from_mode(0o500)).expect("its owner");
+        for name in ["there", "there/", "there/new"] {
+            assert_eq!(check(name).is_ok(), Uid::effective().is_root(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_file_keeps_the_mode_of_the_one_that_it_replaces() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("secret");
+        std::fs::write(&path, "old").expect("written");
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("its owner");
+        let sink = Target(path.clone()).open(&header("x")).expect("a place");
+        let mode = |path: &Path| std::fs::metadata(path).expect("a file").permissions().mode() & 0o777;
+        assert_eq!(mode(&folder.path().join("secret.castnet-part")), 0o600);
+        sink.keep(&mut || true).expect("kept");
+        assert_eq!(mode(&path), 0o600);
+    }
+
+    /// The system refuses to synchronize /dev/null, as a failing disk does.
+    #[test]
+    fn a_file_that_does_not_reach_the_disk_does_not_appear() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (name, path) = (folder.path().join("out.castnet-part"), folder.path().join("out"));
+        std::fs::write(&name, "bytes").expect("written");
+        let file = File::open("/dev/null").expect("a device");
+        let sink = Sink {
+            part: Some(Part { file, name, path }),
+            out: Box::new(io::sink()),
+        };
+        let error = sink.keep(&mut || false).expect_err("not on the disk");
+        assert!(error.to_string().contains("/out: "), "{error}");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
+    }
+
     #[test]
     fn an_error_of_writing_names_the_file() {
         let sink = Sink {
-            part: Some((
-                PathBuf::from("/nowhere/out.castnet-part"),
-                PathBuf::from("/nowhere/out"),
-            )),
-            kept: None,
+            part: Some(Part {
+                file: File::open("/dev/null").expect("a device"),
+                name: PathBuf::from("/nowhere/out.castnet-part"),
+                path: PathBuf::from("/nowhere/out"),
+            }),
             out: Box::new(
                 File::options()
                     .write(true)

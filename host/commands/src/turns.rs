@@ -1,15 +1,17 @@
 //! `castnet host turns`: the members of a group send one after the other, over the queue pair that they receive with.
 
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use castnet_console::exit::{Failure, Outcome};
+use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::Output;
 use castnet_console::units::Span;
 use castnet_member::{Group, MemberConfig, MemberError};
 use castnet_rnic::Rnic;
 use castnet_rnic::stream::StreamError;
 use clap::Args;
+use nix::unistd::{AccessFlags, eaccess};
 
 use super::fallback::{GuardArgs, Held, Incoming, Instead, Outgoing, Turns};
 use super::report::TransferReport;
@@ -24,7 +26,7 @@ pub(super) struct TurnsCommand {
     /// Names of the members in the order in which they send; the same at all members. A name may come several times
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', required = true)]
     order: Vec<String>,
-    /// File that this member sends in each of its turns; `-` is stdin
+    /// File that this member sends in each of its turns; `-` is stdin. For several turns it cannot be stdin or a pipe
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Folder for the files of the others: turn N of member M is NNN-M, with turns counted from 1
@@ -40,6 +42,24 @@ pub(super) struct TurnsCommand {
     guard: GuardArgs,
 }
 
+/// Whether the bytes of a file are gone once they are read.
+fn is_read_once(file: &Path) -> bool {
+    let is_pipe = |file: &Path| file.metadata().is_ok_and(|meta| meta.file_type().is_fifo());
+    file == Path::new("-") || is_pipe(file)
+}
+
+/// Whether a file can be read. It is not opened: the writer of a pipe would lose its reader.
+fn check_readable(file: &Path) -> Outcome {
+    if file == Path::new("-") {
+        return Ok(());
+    }
+    let readable = match file.is_dir() {
+        true => Err(io::ErrorKind::IsADirectory.into()),
+        false => eaccess(file, AccessFlags::R_OK).map_err(io::Error::from),
+    };
+    readable.map_err(|error| exit::cannot_read(file, &error))
+}
+
 impl TurnsCommand {
     /// Wrong flags, before anything is opened.
     fn check(&self) -> Outcome {
@@ -52,8 +72,8 @@ impl TurnsCommand {
             (Some(_), 0) => Err(Failure::usage(format!(
                 "--file is given, but {name} is not in --order"
             ))),
-            (Some(file), 2..) if file == Path::new("-") => {
-                let what = format!("{name} sends {turns} times, and stdin can be read once");
+            (Some(file), 2..) if is_read_once(file) => {
+                let what = format!("{name} sends {turns} times, and stdin and pipes can be read once");
                 Err(Failure::usage(what).next("give a file"))
             }
             _ if self.order.iter().any(String::is_empty) => Err(Failure::usage("--order has an empty name")),
@@ -62,8 +82,10 @@ impl TurnsCommand {
                 Err(Failure::usage(format!("--out {out} is not a folder")).next(format!("mkdir {out}")))
             }
             // This member's turn may come late.
-            (Some(file), _) => source(file).map(drop),
-            _ => Ok(()),
+            (file, _) => {
+                file.as_deref().map_or(Ok(()), check_readable)?;
+                Target(self.out.clone()).check()
+            }
         }
     }
 
@@ -166,7 +188,8 @@ impl TurnsCommand {
             let received = member.receive(&mut |header| Incoming::open(incoming, header), &mut |_, _| {});
             match received {
                 Ok((received, _)) => {
-                    let kept = incoming.borrow_mut().keep(received.summary.clone());
+                    let mut idle = || member.poll().is_ok();
+                    let kept = incoming.borrow_mut().keep(received.summary.clone(), &mut idle);
                     let path = kept.map_err(failure::sink)?;
                     done.push((turn, "receiver", received, path));
                 }
@@ -203,6 +226,50 @@ impl TurnsCommand {
                 Ok(())
             }
             Some(Err(error)) => Err(failure::member(error).into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::process::Command;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        turns: TurnsCommand,
+    }
+
+    /// It is opened when the turn begins: here it has no writer, and to open it would not return.
+    #[test]
+    fn a_pipe_is_sent_in_one_turn_and_not_opened_before() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pipe = folder.path().join("pipe");
+        let made = Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.expect("mkfifo").success());
+        let check = |order: &str, file: &Path| {
+            let line = "turns --interface veth0 --ip 10.0.0.1/24 --name a --group g --order";
+            let line = line.split(' ').chain([order]).map(OsStr::new);
+            let out = folder.path().as_os_str();
+            let paths = [OsStr::new("--file"), file.as_os_str(), OsStr::new("--out"), out];
+            let line = Line::try_parse_from(line.chain(paths)).expect("flags");
+            line.turns.check().map_err(|failure| failure.text())
+        };
+        check("a,b", &pipe).expect("one turn");
+        check("a,b", Path::new("-")).expect("one turn");
+        for (order, file, why) in [
+            ("a,b,a", pipe.as_path(), "can be read once"),
+            ("a,b,a", Path::new("-"), "can be read once"),
+            ("a,b", folder.path(), "cannot read"),
+            ("a,b", Path::new("/nonexistent"), "cannot read"),
+        ] {
+            let text = check(order, file).expect_err(why);
+            assert!(text.contains(why), "{text}");
         }
     }
 }

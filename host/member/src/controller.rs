@@ -9,6 +9,7 @@ use tonic::{Code, Status, Streaming};
 
 use crate::error::MemberError;
 use crate::meeting::Hosts;
+use crate::member::{ReceiverState, Reports};
 use crate::passing::Peer;
 
 /// How long a call that leaves is repeated.
@@ -19,6 +20,9 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 pub(crate) const RETURN_PATIENCE: Duration = Duration::from_secs(60);
 /// How often a receiver that has everything asks whether the source has left, if no lease tells it.
 const LEFT_INTERVAL: Duration = Duration::from_millis(250);
+/// How long a source that has left waits for the reports of its receivers, and how often it looks for them.
+const REPORT_PATIENCE: Duration = Duration::from_secs(3);
+const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Clone)]
 pub(crate) struct Controller {
@@ -59,7 +63,8 @@ impl Drop for Lease {
 /// Whether the controller or the group may only come later.
 fn is_early(error: &MemberError) -> bool {
     match error {
-        MemberError::Transport(_) | MemberError::NotActive { .. } => true,
+        MemberError::Transport(error) => error.is_transient(),
+        MemberError::NotActive { .. } => true,
         MemberError::Status { status, .. } => matches!(status.code(), Code::Unavailable | Code::NotFound),
         _ => false,
     }
@@ -375,6 +380,24 @@ impl Controller {
         }
     }
 
+    /// Waits until all receivers of a source that has left have reported, for some seconds at most.
+    pub(crate) async fn await_reports(self, mut reports: Reports) -> Vec<ReceiverState> {
+        let look = async {
+            // A group that is gone after its end has no reports.
+            while let Ok(state) = self.clone().look().await {
+                reports.handle_state(&state);
+                if reports.are_complete() {
+                    return;
+                }
+                tokio::time::sleep(REPORT_INTERVAL).await;
+            }
+        };
+        if tokio::time::timeout(REPORT_PATIENCE, look).await.is_err() {
+            tracing::debug!(self.group, "not all receivers have reported");
+        }
+        reports.into_receivers()
+    }
+
     /// Waits until the group is destroyed, goes on without this member, or has ended, and returns which.
     pub(crate) async fn lost(self, mut states: Option<States>) -> MemberError {
         loop {
@@ -469,7 +492,10 @@ impl Controller {
 
 #[cfg(test)]
 mod tests {
-    use castnet_proto::transport::{Connection, Security};
+    use std::io;
+    use std::sync::Arc;
+
+    use castnet_proto::transport::{Connection, Security, TransportError};
 
     use super::*;
 
@@ -543,6 +569,22 @@ mod tests {
         }
         let gone = lost("h4", Registered, Expected);
         assert!(matches!(gone, Some(MemberError::Evicted { .. })), "{gone:?}");
+    }
+
+    #[test]
+    fn what_can_never_succeed_is_not_waited_for() {
+        let address = || "https://controller:7470".parse().expect("an address");
+        let timeout = TransportError::Timeout(address(), Duration::from_secs(1));
+        assert!(is_early(&timeout.into()));
+        let missing = Arc::new(io::ErrorKind::NotFound.into());
+        for never in [
+            TransportError::NoCertificates(address()),
+            TransportError::File("ca.pem".into(), missing),
+            TransportError::Tls(address(), "it has no authority".into()),
+            TransportError::Plaintext(address(), ([10, 0, 0, 1], 7470).into()),
+        ] {
+            assert!(!is_early(&never.into()));
+        }
     }
 
     /// There is no controller: to ask it is an error.

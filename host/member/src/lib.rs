@@ -39,8 +39,8 @@
 //! 2. [`Prepared::join`] joins over the controller and waits until the group is active, or uses the given address
 //!    ([`Group::Fixed`], for switches with rule files), or registers the group in the band ([`Group::InBand`], for switches that serve
 //!    MRP). It connects the QPs.
-//! 3. [`Member`] sends or receives; [`Member::leave`] ends the membership. Before, [`Member::receivers`] tells the source who has everything,
-//!    as the group goes on without receivers that are lost. If the group ends before the transfer, as without
+//! 3. [`Member`] sends or receives; [`Member::leave`] ends the membership. With [`Member::leave_and_ask`], the source learns who has
+//!    everything, as the group goes on without receivers that are lost. If the group ends before the transfer, as without
 //!    its source, [`MemberError::may_join_again`] is true, and [`Member::again`] prepares to join with new QPs.
 //! 4. [`Member::send_guarded`] stops in a group that is slow, and returns what is left. [`Member::divert`] then leads the receivers to what
 //!    follows: their calls fail with [`MemberError::Diverted`].

@@ -35,6 +35,7 @@ use turns::Psns;
 pub use outside::{CameFrom, Outside};
 use prepared::Make;
 pub use prepared::{Prepared, message_receiver, receiver, region, source};
+pub(crate) use receivers::Reports;
 pub use receivers::{Fate, ReceiverState};
 
 /// Silence after which a source that has not left is taken for dead: several of its time-outs. With a controller the time of

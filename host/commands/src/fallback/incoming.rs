@@ -72,8 +72,8 @@ impl<'t> Incoming<'t> {
     fn set_sink(&mut self, header: &StreamHeader) -> io::Result<()> {
         // The file of an earlier one is removed first: it may have the same name.
         (self.sink, self.kept) = (None, None);
-        let mut sink = self.target.open(header)?;
-        self.kept = sink.take_kept();
+        let sink = self.target.open(header)?;
+        self.kept = sink.kept()?;
         self.sink = Some(sink);
         Ok(())
     }
@@ -128,12 +128,16 @@ impl<'t> Incoming<'t> {
         whole.or_else(|| Some(self.stream.as_ref()?.summary()))
     }
 
-    /// All has arrived: the file appears. Returns its path.
-    pub(crate) fn keep(&mut self, summary: StreamSummary) -> io::Result<Option<PathBuf>> {
+    /// All has arrived: the file appears. Returns its path. `idle`: see [`Sink::keep`].
+    pub(crate) fn keep(
+        &mut self,
+        summary: StreamSummary,
+        idle: &mut dyn FnMut() -> bool,
+    ) -> io::Result<Option<PathBuf>> {
         if let Some((_, path)) = &self.whole {
             return Ok(path.clone());
         }
-        let path = self.sink.take().map_or(Ok(None), Sink::keep)?;
+        let path = self.sink.take().map_or(Ok(None), |sink| sink.keep(idle))?;
         self.whole = Some((summary, path.clone()));
         Ok(path)
     }

@@ -1,5 +1,7 @@
 //! What became of the receivers of a stream, as its source knows it when all in its group have acknowledged everything.
 
+use std::collections::BTreeMap;
+
 use castnet_proto::v1 as api;
 
 use super::{Member, Source};
@@ -19,8 +21,10 @@ pub struct ReceiverState {
 /// What became of a receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It has everything that the source has sent and seen acknowledged.
+    /// It has acknowledged everything.
     All,
+    /// It has left, and has reported that it has everything.
+    Reported,
     /// It joined while the stream ran, and has what came from then on.
     Late,
     /// It left, and has said that it has only so many bytes.
@@ -73,6 +77,66 @@ impl Member<'_, Source> {
         let begin = self.lease.as_ref().and_then(|lease| lease.at_begin.as_ref());
         Ok(Some(fates(&host, begin, &now)))
     }
+
+    /// As [`Member::receivers`], and leaves the group. Receivers report what they have once their source has left; this waits for 3 seconds at
+    /// most. One that has not reported by then has acknowledged everything ([`Fate::All`]), and may still fail to store it.
+    ///
+    /// # Errors
+    /// As [`Member::receivers`]. The group is left in any case.
+    pub fn leave_and_ask(mut self) -> Result<Option<Vec<ReceiverState>>, MemberError> {
+        let receivers = self.receivers();
+        let left = self.leave_group(None);
+        self.release()?;
+        if let Err(error) = left {
+            tracing::warn!(%error, "not left");
+        }
+        let Some(receivers) = receivers? else {
+            return Ok(None);
+        };
+        let reports = Reports::of(receivers.clone());
+        let reports = self.host.start(|controller| controller.await_reports(reports));
+        Ok(Some(match reports.map(|reports| self.host.await_call(reports)) {
+            Some(Ok(reported)) => reported,
+            Some(Err(_)) | None => receivers,
+        }))
+    }
+}
+
+/// The receivers of a source that has left, and whether each may still report what it has.
+pub(crate) struct Reports(Vec<(ReceiverState, bool)>);
+
+impl Reports {
+    fn of(receivers: Vec<ReceiverState>) -> Self {
+        let of = |receiver: ReceiverState| {
+            let is_in = matches!(receiver.fate, Fate::All | Fate::Late);
+            (receiver, is_in)
+        };
+        Self(receivers.into_iter().map(of).collect())
+    }
+
+    pub(crate) fn handle_state(&mut self, group: &api::GroupState) {
+        let members: BTreeMap<_, _> = group.members.iter().map(|m| (m.host.as_str(), m)).collect();
+        for (receiver, may_report) in self.0.iter_mut().filter(|(_, may_report)| *may_report) {
+            let member = members.get(receiver.host.as_str());
+            let reported = member.and_then(|member| reported(member));
+            // One that joins again reports nothing of this stream.
+            let has_left = member.is_some_and(|m| m.phase() == api::MemberPhase::Expected);
+            *may_report = has_left && reported.is_none();
+            match reported {
+                Some(Fate::Reported) if receiver.fate == Fate::Late => {}
+                Some(fate) => receiver.fate = fate,
+                None => {}
+            }
+        }
+    }
+
+    pub(crate) fn are_complete(&self) -> bool {
+        self.0.iter().all(|(_, may_report)| !may_report)
+    }
+
+    pub(crate) fn into_receivers(self) -> Vec<ReceiverState> {
+        self.0.into_iter().map(|(receiver, _)| receiver).collect()
+    }
 }
 
 pub(super) fn put_out(api::PutOut { host, reason: why }: api::PutOut) -> ReceiverState {
@@ -80,21 +144,29 @@ pub(super) fn put_out(api::PutOut { host, reason: why }: api::PutOut) -> Receive
     ReceiverState { host, fate }
 }
 
+/// What a receiver has reported when it left, or why it was put out.
+fn reported(member: &api::MemberState) -> Option<Fate> {
+    match &member.received {
+        Some(received) if received.lacks.is_empty() => Some(Fate::Reported),
+        Some(api::Received { bytes, lacks }) => Some(Fate::Left {
+            bytes: *bytes,
+            why: lacks.clone(),
+        }),
+        None if member.put_out.is_empty() => None,
+        None => Some(Fate::Gone {
+            why: member.put_out.clone(),
+        }),
+    }
+}
+
 /// `begin`, `now`: the group when the stream began, and when it is acknowledged.
 fn fates(source: &str, begin: Option<&api::GroupState>, now: &api::GroupState) -> Vec<ReceiverState> {
     let find = |state: &api::GroupState, host: &str| state.members.iter().any(|m| m.host == host);
-    let fate = |member: &api::MemberState| match (member.phase(), &member.received) {
+    let fate = |member: &api::MemberState| match (member.phase(), reported(member)) {
         (api::MemberPhase::Joined, _) if member.from_psn.is_some() => Fate::Late,
         (api::MemberPhase::Joined, _) => Fate::All,
-        (_, Some(received)) if received.lacks.is_empty() => Fate::All,
-        (_, Some(api::Received { bytes, lacks })) => Fate::Left {
-            bytes: *bytes,
-            why: lacks.clone(),
-        },
-        _ if !member.put_out.is_empty() => Fate::Gone {
-            why: member.put_out.clone(),
-        },
-        (api::MemberPhase::Joining, _) => Fate::Absent,
+        (_, Some(fate)) => fate,
+        (api::MemberPhase::Joining, None) => Fate::Absent,
         _ if begin.is_some_and(|begin| !find(begin, &member.host)) => Fate::Absent,
         _ => Fate::Gone {
             why: "it left before the end, and did not say why".to_owned(),
@@ -167,7 +239,7 @@ mod tests {
         let without = || Some(left(0, "its interface has an MTU of 1500"));
         assert_eq!(fate(without(), without()), nothing);
         assert_eq!(fate(joined(), without()), nothing);
-        assert_eq!(fate(joined(), Some(left(9, ""))), Fate::All);
+        assert_eq!(fate(joined(), Some(left(9, ""))), Fate::Reported);
         let put_out = api::MemberState {
             put_out: "host h2 stalls".into(),
             ..member("h2", Expected)
@@ -184,6 +256,47 @@ mod tests {
             ..member("h2", Joined)
         };
         assert_eq!(fate(joined(), Some(late)), Fate::Late);
+    }
+
+    /// The disk of h2 is full after its RNIC has acknowledged everything.
+    #[test]
+    fn receivers_report_what_they_have_after_their_source_has_left() {
+        let of = |host: &str, member: api::MemberState| api::MemberState {
+            host: host.into(),
+            ..member
+        };
+        let late = api::MemberState {
+            from_psn: Some(7),
+            ..member("h4", Joined)
+        };
+        let receivers = ["h2", "h3", "h5", "h6"].map(|host| member(host, Joined));
+        let mut reports = Reports::of(fates("h1", None, &group(receivers.into_iter().chain([late]))));
+        assert!(!reports.are_complete());
+        let full = "No space left on device";
+        reports.handle_state(&group([
+            of("h2", left(9, full)),
+            of("h3", left(9, "")),
+            of("h4", left(4, "")),
+            member("h5", Expected),
+            member("h6", Expected),
+        ]));
+        assert!(!reports.are_complete());
+        // One report stays what it was, h5 has joined again, and h6 was put out before the source had left.
+        let put_out = api::MemberState {
+            put_out: "host h6 is gone".into(),
+            ..member("h6", Expected)
+        };
+        reports.handle_state(&group([member("h2", Joining), member("h5", Joining), put_out]));
+        assert!(reports.are_complete());
+        let fates: Vec<_> = reports.into_receivers().into_iter().map(|r| r.fate).collect();
+        let gone = Fate::Gone {
+            why: "host h6 is gone".to_owned(),
+        };
+        let part = Fate::Left {
+            bytes: 9,
+            why: full.to_owned(),
+        };
+        assert_eq!(fates, [part, Fate::Reported, Fate::All, gone, Fate::Late]);
     }
 
     #[test]
