@@ -92,16 +92,51 @@ pub enum TransportError {
     NoController,
 }
 
+/// Why a connection fails until somebody changes something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// The other side's certificate is not of the authority in [`TlsFiles::ca`].
+    Authority,
+    /// The other side's certificate does not have the name of the address.
+    Name,
+    /// Another fault of TLS, such as a certificate that is not valid any more, or a server without TLS.
+    Tls,
+    /// This user may not connect to the Unix socket.
+    Permission,
+}
+
 impl TransportError {
     /// Whether the same attempt may succeed later: the service is not there yet, or another controller takes over. Certificates
     /// that do not fit stay wrong.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Connect(_, error) => !tls::is_cause(&**error),
+            Self::Connect(_, error) => tls::cause(&**error).is_none(),
             Self::Timeout(..) | Self::NotLeading(..) => true,
             _ => false,
         }
     }
+
+    /// Why there is no connection, if it is not that nobody answers.
+    pub fn obstacle(&self) -> Option<Obstacle> {
+        let Self::Connect(address, error) = self else {
+            return None;
+        };
+        let is_denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+        match (tls::cause(&**error), address) {
+            (Some(error), _) => Some(tls::obstacle(error)),
+            (None, Address::Unix(_)) => causes(&**error)
+                .any(|error| error.downcast_ref().is_some_and(is_denied))
+                .then_some(Obstacle::Permission),
+            (None, Address::Tcp { .. }) => None,
+        }
+    }
+}
+
+/// An error and its causes.
+fn causes<'e>(
+    error: &'e (dyn std::error::Error + 'static),
+) -> impl Iterator<Item = &'e (dyn std::error::Error + 'static)> {
+    std::iter::successors(Some(error), |error| error.source())
 }
 
 /// An error and its causes in one line. Some errors end with the text of their cause already.
@@ -197,7 +232,43 @@ fn allow_plaintext(address: &Address, security: &Security, all: &[SocketAddr]) -
 
 #[cfg(test)]
 mod tests {
+    use hyper_util::rt::TokioIo;
+    use tonic::codegen::http::Uri;
+    use tonic::codegen::{Context, Poll, Service};
+
     use super::*;
+
+    /// A connector that fails.
+    struct Fails(io::ErrorKind);
+
+    impl Service<Uri> for Fails {
+        type Response = TokioIo<tokio::net::UnixStream>;
+        type Error = io::Error;
+        type Future = std::future::Ready<io::Result<Self::Response>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Uri) -> Self::Future {
+            std::future::ready(Err(self.0.into()))
+        }
+    }
+
+    #[tokio::test]
+    async fn the_socket_of_another_user_is_an_obstacle() {
+        use io::ErrorKind::{ConnectionRefused, PermissionDenied};
+        for (text, kind, obstacle) in [
+            ("unix:/run/a.sock", PermissionDenied, Some(Obstacle::Permission)),
+            ("unix:/run/a.sock", ConnectionRefused, None),
+            ("http://127.0.0.1:1", PermissionDenied, None),
+        ] {
+            let endpoint = Endpoint::from_static("http://127.0.0.1:1");
+            let error = endpoint.connect_with_connector(Fails(kind)).await.unwrap_err();
+            let error = TransportError::Connect(text.parse().unwrap(), error.into());
+            assert_eq!(error.obstacle(), obstacle, "{text}: {error}");
+        }
+    }
 
     #[test]
     fn an_error_names_each_cause_once() {

@@ -8,7 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use authority::Authority;
-use castnet_proto::transport::{Address, Connection, Security, TlsFiles, TransportError, connect, serve};
+use castnet_proto::transport::{
+    Address, Connection, Obstacle, Security, TlsFiles, TransportError, connect, serve,
+};
 use castnet_proto::v1::agent_client::AgentClient;
 use castnet_proto::v1::{FindLeaderRequest, GetCapabilitiesRequest};
 use tonic::Code;
@@ -152,10 +154,15 @@ async fn tls_takes_those_of_the_same_authority_only() {
 
     // Does not trust us.
     let suspicious = with(issue(&theirs, &folder.path().join("suspicious")));
-    assert!(matches!(
-        connect(server.address(), &suspicious).await,
-        Err(TransportError::Connect { .. })
-    ));
+    let refused = connect(server.address(), &suspicious).await.unwrap_err();
+    assert_eq!(refused.obstacle(), Some(Obstacle::Authority), "{refused}");
+
+    // Asks for a name that our certificate does not have.
+    let nameless = serve(&address("https://127.0.0.2:0"), &host, Routes::default())
+        .await
+        .unwrap();
+    let refused = connect(nameless.address(), &friend).await.unwrap_err();
+    assert_eq!(refused.obstacle(), Some(Obstacle::Name), "{refused}");
 
     // Shows no certificate at all: ours refuse to try, and others are turned away.
     let refused = connect(server.address(), &Security::default()).await.unwrap_err();

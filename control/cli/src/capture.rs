@@ -6,6 +6,7 @@ use std::time::Duration;
 use castnet_console::api;
 use castnet_console::connect::AgentArgs;
 use castnet_console::exit::{Failure, Outcome};
+use castnet_console::files;
 use castnet_console::output::{Done, Output, remark};
 use castnet_console::units::{Span, bytes, count};
 use clap::Args;
@@ -62,6 +63,11 @@ impl CaptureCommand {
         if !to_stdout {
             packets::check_replaceable(path)?;
         }
+        // A pipe waits for its reader before the request: a switch ends a call that nobody reads.
+        let special = match !to_stdout && path.metadata().is_ok_and(|file| !file.is_file()) {
+            true => Some(create(path)?),
+            false => None,
+        };
         let mut agent = self.agent.connect().await?;
         let names = PortNames::fetch(&mut agent).await?;
         let filter = self.filter.resolve(&mut agent, &names).await?;
@@ -72,15 +78,11 @@ impl CaptureCommand {
         };
         let mut frames = agent.capture(request).await?.into_inner();
 
-        // Opened only now: a refused request leaves an older capture as it was.
-        let file: Box<dyn Write + Send> = if to_stdout {
-            Box::new(io::stdout())
-        } else {
-            let file = File::create(&self.out).map_err(|e| {
-                Failure::usage(format!("cannot write {}: {e}", self.out.display()))
-                    .next("give a file in a folder that this user may write to")
-            })?;
-            Box::new(file)
+        let file: Box<dyn Write + Send> = match special {
+            Some(file) => Box::new(file),
+            None if to_stdout => Box::new(io::stdout()),
+            // Opened only now: a refused request leaves an older capture as it was.
+            None => Box::new(create(path)?),
         };
         // Interfaces are numbered as the ports are listed.
         let ports: Vec<u32> = names.iter().map(|(number, _)| number).collect();
@@ -147,6 +149,15 @@ impl CaptureCommand {
         }
         ended
     }
+}
+
+fn create(path: &Path) -> Outcome<File> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true);
+    files::open(path, &options).map_err(|e| {
+        Failure::usage(format!("cannot write {}: {e}", path.display()))
+            .next("give a file in a folder that this user may write to")
+    })
 }
 
 fn record<'f>(frame: &'f api::CapturedFrame, ports: &[u32]) -> Record<'f> {

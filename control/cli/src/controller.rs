@@ -186,7 +186,7 @@ fn failure(error: StartError) -> Failure {
         StartError::Config(_) | StartError::AuditLog { .. } | StartError::Kept(_) => Failure::usage(error),
         StartError::Store(_) => Failure::failed(error)
             .next("see that no other controller has the same --store, and that this user may write to it"),
-        StartError::Transport(error) => connect::failure(&error, ""),
+        StartError::Transport(error) => connect::listen_failure(&error),
     }
 }
 
@@ -194,6 +194,7 @@ fn failure(error: StartError) -> Failure {
 mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
+    use castnet_proto::transport::TransportError;
     use clap::Parser;
 
     fn settings(args: &[&str]) -> Outcome<Config> {
@@ -226,6 +227,19 @@ mod tests {
         assert_eq!(
             (config.switches.len(), config.mcst_pool.to_string()),
             (1, "10.9.0.0/24".to_owned())
+        );
+    }
+
+    #[test]
+    fn an_address_that_is_none_of_this_machine_is_a_fault_of_usage() {
+        let address = "http://nowhere:1".parse().expect("an address");
+        let unknown = std::io::Error::from(std::io::ErrorKind::NotFound);
+        let error = TransportError::Resolve(address, "nowhere".into(), unknown.into());
+        let failure = failure(error.into());
+        assert!(
+            failure.code() == 2 && failure.text().contains("--listen"),
+            "{}",
+            failure.text()
         );
     }
 

@@ -161,6 +161,8 @@ struct Watched {
     group_rates: Vec<Rate>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     collective_rates: Vec<Rate>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    forwarding_rates: Vec<Rate>,
 }
 
 /// How fast the counters of a port or group grow.
@@ -252,6 +254,7 @@ impl Watched {
                 port_rates: Vec::new(),
                 group_rates: Vec::new(),
                 collective_rates: Vec::new(),
+                forwarding_rates: Vec::new(),
             };
         };
         let port = |p: &PortRow| {
@@ -265,12 +268,15 @@ impl Watched {
         let collectives: Vec<_> = before.collectives.iter().map(|b| b.counted.clone()).collect();
         let collective = |g: &CollectiveRow| Rate::of_group(&g.counted, &collectives, seconds);
         let collective_rates = now.collectives.iter().filter_map(collective).collect();
+        let forwarding = |g| Rate::of_group(g, &before.forwarding, seconds);
+        let forwarding_rates = now.forwarding.iter().filter_map(forwarding).collect();
         Self {
             now,
             seconds: Some(seconds),
             port_rates,
             group_rates,
             collective_rates,
+            forwarding_rates,
         }
     }
 }
@@ -286,7 +292,11 @@ impl Report for Watched {
         Rate::table(page, &self.group_rates);
         page.title("Collective groups");
         Rate::table(page, &self.collective_rates);
-        page.title("Drops");
+        if !self.forwarding_rates.is_empty() {
+            page.title("Forwarding groups");
+            Rate::table(page, &self.forwarding_rates);
+        }
+        page.title("Drops since the start");
         page.rows(&self.now.drops, "none");
     }
 }
@@ -332,9 +342,16 @@ mod tests {
             })),
             ..Default::default()
         };
+        let forwarding = api::InstalledGroup {
+            state: Some(State::Forwarding(api::ForwardingState {
+                forwarded: 2 * acks_in,
+                ..Default::default()
+            })),
+            ..Default::default()
+        };
         api::Counters {
             ports: vec![port],
-            groups: vec![group],
+            groups: vec![group, forwarding],
             drops: vec![],
             at_ns,
             ..Default::default()
@@ -350,9 +367,16 @@ mod tests {
         let json = serde_json::to_value(&watched).expect("JSON");
         assert_eq!(json["port_rates"][0]["rx_bits_per_s"], 4_000.0);
         assert_eq!(json["group_rates"][0]["acks_in_per_s"], 10.0);
+        assert_eq!(json["forwarding_rates"][0]["forwarded_per_s"], 20.0);
         let mut page = Page::default();
         watched.page(&mut page);
-        for part in ["RX BITS/S", "4.00 kb/s", "ACKS IN/S"] {
+        for part in [
+            "RX BITS/S",
+            "4.00 kb/s",
+            "ACKS IN/S",
+            "FORWARDED/S",
+            "Drops since the start",
+        ] {
             assert!(page.text().contains(part), "{part} in {}", page.text());
         }
     }

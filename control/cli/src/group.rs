@@ -8,6 +8,7 @@ mod members;
 mod plan;
 mod progress;
 mod purge;
+mod rule_file;
 mod show;
 #[cfg(test)]
 mod tests;

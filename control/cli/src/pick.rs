@@ -96,6 +96,7 @@ pub(crate) struct Deadline {
     started: Instant,
     signals: Signals,
     stopped: bool,
+    passed: bool,
 }
 
 impl Deadline {
@@ -108,7 +109,13 @@ impl Deadline {
             started: Instant::now(),
             signals,
             stopped: false,
+            passed: false,
         })
+    }
+
+    /// Whether the time has passed, and no signal came before.
+    pub(crate) fn has_passed(&self) -> bool {
+        self.passed
     }
 
     pub(crate) fn elapsed(&self) -> std::time::Duration {
@@ -141,7 +148,10 @@ impl Deadline {
                 self.stopped = true;
                 None
             }
-            () = over => None,
+            () = over => {
+                self.passed = true;
+                None
+            }
             done = work => Some(done),
         }
     }

@@ -13,9 +13,12 @@ use rcgen::{
     KeyPair, KeyUsagePurpose, PublicKeyData,
 };
 use serde::Serialize;
-use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use webpki::EndEntityCert;
+use tokio_rustls::rustls::pki_types::{CertificateDer, UnixTime};
+use webpki::{EndEntityCert, KeyUsage};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Makes an authority and certificates for a lab
 #[derive(Debug, Args)]
@@ -64,7 +67,7 @@ enum Verb {
 
 #[derive(Debug, Args)]
 struct How {
-    /// How long it is valid [default: 3650 of an authority, 365 of others]
+    /// How long it is valid, at most as long as its authority [default: 3650 of an authority, 365 of others]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=36_500))]
     days: Option<u32>,
     /// Replaces files that exist
@@ -181,17 +184,16 @@ fn common_name(name: &str) -> DistinguishedName {
     names
 }
 
-fn valid(params: &mut CertificateParams, days: u32) {
-    let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
+fn valid(params: &mut CertificateParams, now: SystemTime, until: SystemTime) {
     // Clocks differ.
-    params.not_before = (now - hour).into();
-    params.not_after = (now + 24 * hour * days).into();
+    params.not_before = (now - HOUR).into();
+    params.not_after = until.into();
 }
 
 fn init(folder: &Path, how: &How) -> Outcome<Done<Made>> {
     let days = how.days.unwrap_or(3650);
-    let mut params = authority();
-    valid(&mut params, days);
+    let (mut params, now) = (authority(), SystemTime::now());
+    valid(&mut params, now, now + DAY * days);
     let key = KeyPair::generate().map_err(Failure::failed)?;
     let cert = params.self_signed(&key).map_err(Failure::failed)?;
     fs::create_dir_all(folder)
@@ -230,15 +232,22 @@ fn issue(folder: &Path, name: &str, more: Vec<String>, how: &How) -> Outcome<Don
     } = Files::new(folder, "ca");
     let bad_key = |e| Failure::usage(format!("{}: {e}", ca_key.display()));
     let signer = KeyPair::from_pem(&pem).map_err(bad_key)?;
-    if !has_public_key(&exit::read_text(&ca)?, &signer.subject_public_key_info()) {
+    let anew = format!(
+        "castnet pki init {} --force, and issue all certificates again",
+        folder.display()
+    );
+    let Some(ends) = end(&exit::read_text(&ca)?, &signer.subject_public_key_info()) else {
         let what = format!("{} is not the certificate of {}", ca.display(), ca_key.display());
-        return Err(Failure::usage(what).next(format!(
-            "put back the two that belong together; or castnet pki init {} --force, and issue all certificates again",
-            folder.display()
-        )));
-    }
+        return Err(Failure::usage(what).next(format!("put back the two that belong together; or {anew}")));
+    };
     let issuer = Issuer::new(authority(), signer);
-    let days = how.days.unwrap_or(365);
+    let now = SystemTime::now();
+    let until = ends.min(now + DAY * how.days.unwrap_or(365));
+    let Ok(left) = until.duration_since(now) else {
+        return Err(Failure::usage(format!("{} is not valid any more", ca.display())).next(anew));
+    };
+    // An authority of today has whole days.
+    let days = ((left + HOUR).as_secs() / DAY.as_secs()) as u32;
     let mut params = CertificateParams::new(names.clone()).map_err(Failure::usage)?;
     params.distinguished_name = common_name(name);
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -247,14 +256,18 @@ fn issue(folder: &Path, name: &str, more: Vec<String>, how: &How) -> Outcome<Don
         ExtendedKeyUsagePurpose::ClientAuth,
     ];
     params.use_authority_key_identifier_extension = true;
-    valid(&mut params, days);
+    valid(&mut params, now, until);
     let key = KeyPair::generate().map_err(Failure::failed)?;
     let cert = params.signed_by(&key, &issuer).map_err(Failure::failed)?;
     let files = Files::new(folder, name);
     files.write(&cert.pem(), &key.serialize_pem(), how.force)?;
     let count = plural(names.len(), "name");
+    let as_long = match until == ends {
+        true => ", as long as its authority",
+        false => "",
+    };
     let sentence = format!(
-        "{} has {count} and is valid for {}\n--tls-ca {} --tls-cert {} --tls-key {}",
+        "{} has {count} and is valid for {}{as_long}\n--tls-ca {} --tls-cert {} --tls-key {}",
         files.cert.display(),
         plural(days as usize, "day"),
         ca.display(),
@@ -264,18 +277,24 @@ fn issue(folder: &Path, name: &str, more: Vec<String>, how: &How) -> Outcome<Don
     Ok(made(&files, names, days, sentence))
 }
 
-/// Whether one of the certificates of a PEM file has this public key, in DER.
-fn has_public_key(pem: &str, key: &[u8]) -> bool {
+/// When the certificate of a PEM file ends that has this public key, in DER.
+fn end(pem: &str, key: &[u8]) -> Option<SystemTime> {
     let certs = CertificateDer::pem_slice_iter(pem.as_bytes()).flatten();
-    let mut keys = certs.filter_map(|der| {
-        Some(
-            EndEntityCert::try_from(&der)
-                .ok()?
-                .subject_public_key_info()
-                .to_vec(),
-        )
+    let ends = certs.filter_map(|der| {
+        let cert = EndEntityCert::try_from(&der).ok()?;
+        if *cert.subject_public_key_info() != *key {
+            return None;
+        }
+        // The library reads it only to say that it is over.
+        let last = UnixTime::since_unix_epoch(Duration::MAX);
+        match cert.verify_for_usage(&[], &[], &[], last, KeyUsage::server_auth(), None, None) {
+            Err(webpki::Error::CertExpired { not_after, .. }) => {
+                Some(Duration::from_secs(not_after.as_secs()))
+            }
+            _ => None,
+        }
     });
-    keys.any(|theirs| theirs == key)
+    ends.max().and_then(|end| SystemTime::UNIX_EPOCH.checked_add(end))
 }
 
 fn made(files: &Files, names: Vec<String>, days: u32, sentence: String) -> Done<Made> {
@@ -398,6 +417,32 @@ mod tests {
         // While an authority replaces another one, hosts accept both.
         fs::write(folder.join("ca.pem"), [ca, new].concat()).expect("written");
         issue(folder, "h1", Vec::new(), &HOW).expect("the second one has the key");
+    }
+
+    #[test]
+    fn no_certificate_outlives_its_authority() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path();
+        let days = |days| How {
+            days: Some(days),
+            ..HOW
+        };
+        init(folder, &days(2)).expect("an authority");
+        let pem_end = |name: &str| {
+            let file = |kind| fs::read_to_string(folder.join(format!("{name}.{kind}"))).expect("a file");
+            let key = KeyPair::from_pem(&file("key")).expect("a key");
+            end(&file("pem"), &key.subject_public_key_info()).expect("its certificate")
+        };
+        for (name, how, valid, sentence) in [
+            ("h1", HOW, 2, "valid for 2 days, as long as its authority"),
+            ("h2", days(1), 1, "valid for 1 day\n"),
+        ] {
+            let done = issue(folder, name, Vec::new(), &how).expect("a certificate");
+            assert_eq!(done.facts.days, valid);
+            assert!(done.sentence.contains(sentence), "{}", done.sentence);
+        }
+        assert_eq!(pem_end("h1"), pem_end("ca"));
+        assert!(pem_end("h2") < pem_end("ca"));
     }
 
     #[test]

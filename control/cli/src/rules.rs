@@ -19,7 +19,7 @@ Examples:
   castnet rules example > rules.toml
   castnet rules example --collective        a switch that computes a collective
   castnet rules core topology.toml --out core   the routes of a core that replicates for any group
-  castnet rules check rules.toml            each fault with file, line, column and field; exit code 1 if there is one
+  castnet rules check rules.toml            each fault with file, field and, where known, line and column; exit code 1 if there is one
   castnet switch --rules rules.toml ...     runs them"
 )]
 pub(crate) struct RulesCommand {
@@ -29,7 +29,7 @@ pub(crate) struct RulesCommand {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Prints file, line, column and field of each fault; exit code 1 if there is one, 2 if a file cannot be read
+    /// Prints file, field and, where known, line and column of each fault; exit code 1 if there is one, 2 if a file cannot be read
     Check {
         /// The files
         #[arg(required = true, value_name = "FILE")]

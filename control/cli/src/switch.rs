@@ -99,7 +99,7 @@ impl SwitchCommand {
         let access = Arc::new(Access::new(config.roles(), log.map(open).transpose()?));
         let agent = Agent::start_for(dataplane.clone(), &config.listen(), &security, access.clone())
             .await
-            .map_err(|e| connect::failure(&e, ""))?;
+            .map_err(|e| connect::listen_failure(&e))?;
         if let Some(registration) = &dataplane.config().engine.registration {
             let served = agent.serve_mrp(limits(&config.mrp), fabric);
             served.map_err(Failure::failed)?;
@@ -148,7 +148,7 @@ impl SwitchCommand {
     fn reload(&self, access: &Access, address: &Address) -> Outcome {
         access
             .set_roles(address, self.settings()?.roles())
-            .map_err(|e| connect::failure(&e, ""))
+            .map_err(|e| connect::listen_failure(&e))
     }
 }
 

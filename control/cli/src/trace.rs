@@ -37,7 +37,7 @@ pub(crate) struct TraceCommand {
     /// How many live frames
     #[arg(long, value_name = "N", default_value_t = 1)]
     count: u32,
-    /// How long to wait for live frames; without it, until Ctrl-C
+    /// How long to wait for live frames; fewer than --count are a failure then. Without it, until Ctrl-C
     #[arg(long, value_name = "TIME")]
     wait: Option<Span>,
     #[command(flatten)]
@@ -163,20 +163,41 @@ impl TraceCommand {
         if lost > 0 {
             remark(&format!("{} more came too fast to be traced", count(lost)));
         }
+        if ended.is_ok() && is_too_few(seen, lost, wanted, deadline.has_passed()) {
+            return Err(Failure::failed(format!("{seen} of {wanted} frames matched"))
+                .next("castnet counters --watch 1s\nshows whether frames come in at all"));
+        }
         if seen < wanted {
             remark(&format!("{seen} of {wanted} frames seen"));
-            if seen == 0 && ended.is_ok() {
-                return Err(Failure::failed("no frame matched in that time")
-                    .next("castnet counters --watch 1s\nshows whether frames come in at all"));
-            }
         }
         ended
     }
 }
 
+/// Who stops it, and who has lost the rest, has seen enough, but for nothing.
+fn is_too_few(seen: u32, lost: u64, wanted: u32, has_passed: bool) -> bool {
+    seen == 0 || has_passed && u64::from(seen) + lost < u64::from(wanted)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fewer_frames_than_asked_for_are_a_failure() {
+        for (seen, lost, has_passed, wanted) in [
+            (3, 0, true, false),
+            (2, 0, true, true),
+            (2, 1, true, false),
+            (1, 1, true, true),
+            (2, 0, false, false),
+            (0, 0, false, true),
+            (0, 3, true, true),
+        ] {
+            let is = is_too_few(seen, lost, 3, has_passed);
+            assert_eq!(is, wanted, "{seen} seen, {lost} lost, passed: {has_passed}");
+        }
+    }
 
     fn trace(drop: Option<&str>, outputs: Vec<api::TraceOutput>) -> String {
         let step = api::TraceStep {

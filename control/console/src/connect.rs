@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use castnet_proto::access::Roles;
 use castnet_proto::transport::{
-    self, Address, Controllers, Security, SocketAccess, SocketMode, TlsFiles, TransportError,
+    self, Address, Controllers, Obstacle, Security, SocketAccess, SocketMode, TlsFiles, TransportError,
 };
 use clap::Args;
 
@@ -185,15 +185,49 @@ pub fn failure(error: &TransportError, not_there: &str) -> Failure {
         | TransportError::NoOperators { .. } => Failure::usage(error),
         TransportError::File { .. } | TransportError::Tls { .. } => Failure::usage(error)
             .next("see that the PEM files are whole, belong together and can be read by this user"),
-        TransportError::Listen { .. } => {
-            Failure::failed(error).next("choose another address with --listen; port 0 takes any free one")
-        }
+        TransportError::Listen { .. } => listen_failure(error),
         TransportError::NotLeading { .. } => Failure::unreachable(error)
             .next("give all controllers: --controller A,B,C; if none leads, see that etcd runs"),
-        TransportError::Resolve { .. }
-        | TransportError::Connect { .. }
-        | TransportError::Timeout { .. }
-        | TransportError::NoController => Failure::unreachable(error).next(not_there),
+        TransportError::Connect(address, _) => Failure::unreachable(error).next(match error.obstacle() {
+            Some(obstacle) => remedy(obstacle, address),
+            None => not_there.into(),
+        }),
+        TransportError::Resolve { .. } | TransportError::Timeout { .. } | TransportError::NoController => {
+            Failure::unreachable(error).next(not_there)
+        }
+    }
+}
+
+/// The next step of a client that is not let in, or that does not trust the server.
+fn remedy(obstacle: Obstacle, address: &Address) -> String {
+    match obstacle {
+        Obstacle::Authority => "give the authority of the other side's certificate: --tls-ca FILE or CASTNET_TLS_CA".into(),
+        Obstacle::Name => "write an address with a name of the other side's certificate, or issue it with this name: \
+                           castnet pki issue DIR NAME --san HOST --force"
+            .into(),
+        Obstacle::Tls => "see that the other side is at https://, and that both certificates are of one authority (--tls-ca) \
+                          and valid now"
+            .into(),
+        Obstacle::Permission => format!(
+            "join the group of {address}, or start the service with --socket-group or --socket-mode; its folder must let \
+             this user in, too"
+        ),
+    }
+}
+
+/// The failure of a service that is to listen at the address of an error.
+pub fn listen_failure(error: &TransportError) -> Failure {
+    match error {
+        TransportError::Resolve { .. } => Failure::usage(error).next(
+            "give --listen an address of this machine, such as http://127.0.0.1:PORT, https://HOST:PORT or unix:/PATH",
+        ),
+        TransportError::Listen(Address::Tcp { .. }, _) => {
+            Failure::failed(error).next("choose another address with --listen; port 0 takes any free one")
+        }
+        TransportError::Listen(Address::Unix(_), _) => Failure::failed(error).next(
+            "give --listen a path in a folder that this user may write to, and --socket-group a group of this user",
+        ),
+        _ => failure(error, ""),
     }
 }
 
@@ -222,6 +256,45 @@ mod tests {
                 .security()
                 .is_ok_and(|s| s.tls.is_none() && !s.insecure)
         );
+    }
+
+    #[test]
+    fn a_service_that_cannot_listen_is_told_what_to_write() {
+        let error = || std::sync::Arc::new(std::io::Error::from(std::io::ErrorKind::NotFound));
+        let address = |text: &str| text.parse::<Address>().expect("an address");
+        let tcp = address("http://nowhere:1");
+        for (error, code, next) in [
+            (
+                TransportError::Resolve(tcp.clone(), "nowhere".into(), error()),
+                2,
+                "https://HOST:PORT",
+            ),
+            (TransportError::Listen(tcp, error()), 1, "port 0"),
+            (
+                TransportError::Listen(address("unix:/a/b"), error()),
+                1,
+                "--socket-group",
+            ),
+        ] {
+            let failure = listen_failure(&error);
+            let text = failure.text();
+            assert!(failure.code() == code && text.contains(next), "{text}");
+            assert_eq!(text.contains("port 0"), next == "port 0", "{text}");
+        }
+    }
+
+    #[test]
+    fn each_obstacle_has_its_remedy() {
+        let address = "unix:/run/a.sock".parse().expect("an address");
+        for (obstacle, part) in [
+            (Obstacle::Authority, "--tls-ca"),
+            (Obstacle::Name, "--san"),
+            (Obstacle::Tls, "https://"),
+            (Obstacle::Permission, "the group of unix:/run/a.sock"),
+        ] {
+            let next = remedy(obstacle, &address);
+            assert!(next.contains(part), "{obstacle:?}: {next}");
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use tonic::codegen::http::Uri;
 use tonic::codegen::{BoxFuture, Context, Poll, Service};
 
-use super::{Address, Security, TlsFiles, TransportError};
+use super::{Address, Obstacle, Security, TlsFiles, TransportError, causes};
 
 const HTTP2: &[u8] = b"h2";
 
@@ -58,11 +58,23 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Whether an error comes from TLS, such as a certificate that is not trusted.
-pub(super) fn is_cause(error: &(dyn std::error::Error + 'static)) -> bool {
-    let inner = |error: &io::Error| error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
-    std::iter::successors(Some(error), |error| error.source())
-        .any(|error| error.is::<rustls::Error>() || error.downcast_ref().is_some_and(inner))
+/// The error of TLS in an error and its causes, such as a certificate that is not trusted.
+pub(super) fn cause<'e>(error: &'e (dyn std::error::Error + 'static)) -> Option<&'e rustls::Error> {
+    causes(error).find_map(|error| match error.downcast_ref::<io::Error>() {
+        Some(error) => error.get_ref()?.downcast_ref(),
+        None => error.downcast_ref(),
+    })
+}
+
+/// Why a handshake fails.
+pub(super) fn obstacle(error: &rustls::Error) -> Obstacle {
+    use rustls::CertificateError::{BadSignature, NotValidForName, NotValidForNameContext, UnknownIssuer};
+    match error {
+        // Authorities of the same name differ by their keys.
+        rustls::Error::InvalidCertificate(UnknownIssuer | BadSignature) => Obstacle::Authority,
+        rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. }) => Obstacle::Name,
+        _ => Obstacle::Tls,
+    }
 }
 
 impl<C> Reloading<C> {
@@ -259,5 +271,23 @@ impl Service<Uri> for Connector {
             let tls = TlsConnector::from(this.tls.current());
             Ok(TokioIo::new(tls.connect(this.name, socket).await?))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_of_certificates_are_told_apart() {
+        use rustls::CertificateError::{BadSignature, Expired, NotValidForName, UnknownIssuer};
+        for (fault, told) in [
+            (UnknownIssuer, Obstacle::Authority),
+            (BadSignature, Obstacle::Authority),
+            (NotValidForName, Obstacle::Name),
+            (Expired, Obstacle::Tls),
+        ] {
+            assert_eq!(obstacle(&fault.clone().into()), told, "{fault:?}");
+        }
     }
 }

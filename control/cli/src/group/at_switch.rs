@@ -4,15 +4,13 @@ use castnet_console::api;
 use castnet_console::api::installed_group::State;
 use castnet_console::columns;
 use castnet_console::exit::{Failure, Outcome};
-use castnet_console::output::{Done, Output, Rows, remark};
+use castnet_console::output::{Done, Output, Rows};
 use castnet_console::settings;
-use castnet_proto::convert::{install_requests, install_result_from_proto};
-use castnet_wire::McstId;
 use serde::Serialize;
 
 use super::progress::Progress;
 use super::show::{SwitchReport, owner_text};
-use super::{Destroyed, Verb, purge};
+use super::{Destroyed, Verb, purge, rule_file};
 use crate::pick;
 
 #[derive(Debug, Default, Serialize)]
@@ -131,23 +129,6 @@ fn move_refused(status: tonic::Status, group: &str) -> Failure {
     }
 }
 
-/// Removes the groups of a file after one was refused. Groups that ran before stay.
-async fn remove_again(agent: &mut api::AgentClient, groups: &[McstId]) {
-    for mcst_id in groups {
-        let request = api::RemoveGroupRequest {
-            mcst_id: mcst_id.to_string(),
-            owner: Some(String::new()),
-            generation: None,
-        };
-        if let Err(status) = agent.remove_group(request).await {
-            remark(&format!(
-                "group {mcst_id} is not removed again: {}",
-                status.message()
-            ));
-        }
-    }
-}
-
 pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output) -> Outcome {
     match verb {
         // The controller's.
@@ -235,39 +216,7 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
             if groups.is_empty() {
                 return Err(Failure::usage(format!("{} has no such group", file.display())));
             }
-            let (mut left, mut new, mut replaced, mut refused) =
-                (groups.iter(), Vec::new(), Vec::new(), None);
-            for request in install_requests("", groups.iter().copied()) {
-                let results = match agent.install_groups(request).await {
-                    Ok(answer) => answer.into_inner().results,
-                    Err(status) => {
-                        refused = Some(Failure::from(status));
-                        break;
-                    }
-                };
-                for (result, rule) in results.into_iter().zip(left.by_ref()) {
-                    match install_result_from_proto(result) {
-                        Ok(api::InstallOutcome::Installed) => new.push(rule.mcst_id),
-                        Ok(api::InstallOutcome::Replaced) => replaced.push(rule.name.as_str()),
-                        Ok(_) => {}
-                        Err(status) => {
-                            let failure = Failure::from(status).while_doing(format!("group {}", rule.name));
-                            refused.get_or_insert(failure);
-                        }
-                    }
-                }
-                if refused.is_some() {
-                    break;
-                }
-            }
-            if let Some(failure) = refused {
-                remove_again(&mut agent, &new).await;
-                if !replaced.is_empty() {
-                    // Their old rules cannot be installed again: a switch does not show their keys of memory.
-                    remark(&format!("replaced already, and not put back: {}", replaced.join(", ")));
-                }
-                return Err(failure);
-            }
+            rule_file::install(&mut agent, &groups).await?;
             let names: Vec<_> = groups.iter().map(|g| g.name.clone()).collect();
             #[derive(Serialize)]
             struct Installed {

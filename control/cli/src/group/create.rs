@@ -102,8 +102,17 @@ pub(crate) struct Create {
     /// A member that another tool connects: it has joined at once
     #[arg(long, value_name = "HOST=IP,MAC,QPN[,VA,RKEY,LENGTH]")]
     connection: Vec<Joined>,
-    /// With --agent: installs the groups of this rule file, or only the one with NAME
-    #[arg(long, value_name = "FILE", requires = "agent", conflicts_with_all = ["source", "members", "connection"])]
+    /// With --agent: installs the groups of this rule file, or only the one with NAME. If one is refused, the new ones are removed again,
+    /// and the error names those that were replaced
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "agent",
+        conflicts_with_all = [
+            "source", "members", "connection", "pmtu", "lanes", "mcst_id", "start_psn", "va_base", "stall_timeout_ms",
+            "on_member_loss", "on_member_stall", "member_stall_ms", "repair", "repair_slots", "rate", "burst",
+        ]
+    )]
     pub(crate) rules: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) collective: CollectiveArgs,
@@ -289,6 +298,7 @@ impl Create {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
 
     #[test]
     fn a_connection_is_written_in_one_word() {
@@ -313,6 +323,51 @@ mod tests {
         ] {
             assert!(bad.parse::<Joined>().is_err(), "{bad}");
         }
+    }
+
+    /// Flags that would be ignored are refused.
+    #[test]
+    fn flags_of_another_kind_of_group_are_refused() {
+        let collective = "--collective --ranks h1,h2";
+        let rules = "--agent unix:/a --rules rules.toml";
+        let of_multicast = [
+            "--repair switch",
+            "--repair switch --repair-slots 512",
+            "--on-member-loss fail",
+            "--on-member-stall evict",
+            "--member-stall-ms 700",
+            "--start-psn 1",
+            "--va-base 1",
+            "--core static",
+            "--core-copies 2",
+            "--tree chain",
+            "--path edge",
+            "--any-source",
+        ];
+        let of_both = [
+            "--pmtu 4096",
+            "--lanes 4",
+            "--mcst-id 10.0.0.1",
+            "--stall-timeout-ms 9",
+            "--rate 10G",
+            "--rate 10G --burst 4ms",
+        ];
+        let refused = |base: &str, flag: &str| {
+            let line = format!("castnet group create g {base} {flag}");
+            let parsed = crate::cli::Cli::try_parse_from(line.split_whitespace());
+            parsed.err().map(|error| error.kind())
+        };
+        let conflict = Some(clap::error::ErrorKind::ArgumentConflict);
+        for flag in of_multicast {
+            assert_eq!(refused(collective, flag), conflict, "--collective {flag}");
+            assert_eq!(refused(rules, flag), conflict, "--rules {flag}");
+        }
+        for flag in of_both {
+            assert_eq!(refused(collective, flag), None, "--collective {flag}");
+            assert_eq!(refused(rules, flag), conflict, "--rules {flag}");
+        }
+        assert_eq!(refused(rules, collective), conflict);
+        assert_eq!(refused(rules, ""), None);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::cli::NOBODY;
 use crate::fabric::PATIENCE;
 
 const RULES: &str = include_str!("../../../../rules/examples/star.toml");
@@ -160,6 +161,27 @@ fn a_signal_ends_a_program_that_waits_for_the_other_end_of_a_pipe() {
         );
         assert!(said.contains("stopped by a signal"), "{args:?}: {said}");
     }
+}
+
+/// No call waits for the reader of a pipe: it is opened before the switch is asked.
+#[test]
+fn a_capture_into_a_pipe_waits_for_its_reader_first() {
+    let folder = folder();
+    let pipe = folder.path().join("pipe").display().to_string();
+    let made = Process::new("mkfifo").arg(&pipe).status();
+    assert!(made.expect("mkfifo").success());
+    let mut reader = Process::new("cat").arg(&pipe).spawn().expect("cat");
+    let capture = ["capture", "-o", &pipe, "--agent", NOBODY];
+    let captured = castnet().args(capture).output().expect("it runs");
+    let (since, mut ended) = (Instant::now(), None);
+    while ended.is_none() && since.elapsed() < PATIENCE {
+        ended = reader.try_wait().expect("a child");
+        std::thread::yield_now();
+    }
+    let _ = reader.kill();
+    let _ = reader.wait();
+    assert_eq!(captured.status.code(), Some(4));
+    assert!(ended.is_some(), "the pipe was not opened");
 }
 
 /// A folder for sockets: their paths must be short.
@@ -478,22 +500,27 @@ fn a_file_of_groups_is_installed_whole_or_not_at_all() {
         .collect();
     assert_eq!(names, ["weights"]);
 
-    // What a file has replaced is named.
-    std::fs::write(&file, group("good", 1, 0x99)).expect("written");
+    // A new group is refused: those that run stay as they are.
+    std::fs::write(&file, group("good", 1, 0x99) + &group("other", 3, 0x97)).expect("written");
     ask(&create, &switch);
     let newer = group("good", 1, 0x98).replace("pmtu", "generation = 5\npmtu");
-    std::fs::write(&file, newer + &group("bad", 2, 0x11)).expect("written");
-    let refused = castnet()
-        .args(create)
-        .args(["--agent", &switch.address])
-        .output()
-        .expect("it runs");
-    let says = String::from_utf8_lossy(&refused.stderr);
+    std::fs::write(&file, newer.clone() + &group("bad", 2, 0x11)).expect("written");
+    let (code, error) = refusal(&create, &switch, "--agent");
+    let said = error["error"].as_str().expect("an error");
+    assert!(code == 3 && !said.contains("replaced"), "{said}");
+    assert_eq!(ask(&["group", "show", "good"], &switch)["generation"], 0);
+
+    // One that runs is refused: the new one is removed again, and what the file has replaced is named.
+    let other = group("other", 3, 0x96);
+    std::fs::write(&file, newer + &other + &group("new", 4, 0x95)).expect("written");
+    let (code, error) = refusal(&create, &switch, "--agent");
+    let said = error["error"].as_str().expect("an error");
     assert!(
-        says.contains("replaced already, and not put back: good"),
-        "{says}"
+        said.starts_with("group other: ") && said.ends_with("; replaced already, and not put back: good"),
+        "{said}"
     );
-    assert_eq!(refused.status.code(), Some(3));
+    assert_eq!(code, 3);
+    assert_eq!(refusal(&["group", "show", "new"], &switch, "--agent").0, 3);
 }
 
 #[test]

@@ -95,6 +95,14 @@ fn the_certificate_of_a_host_joins_as_that_host_and_does_nothing_else() {
     let shown = others.display().to_string();
     castnet().args(["pki", "init", &shown]).assert().success();
     castnet().args(["pki", "issue", &shown, "ops"]).assert().success();
+    // A client that does not trust the controller learns why.
+    for (address, pki, next) in [
+        (&address, &others, "--tls-ca FILE"),
+        (&controller.address, &pki, "--san HOST"),
+    ] {
+        let (code, text) = run_as("ops", &["group", "list"], address, pki);
+        assert!(code == 4 && text.contains(next), "{code} {text}");
+    }
     std::fs::copy(pki.join("ca.pem"), others.join("ca.pem")).expect("copied");
     let (code, text) = run_as("ops", &["group", "list"], &address, &others);
     assert!(

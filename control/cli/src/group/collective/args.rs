@@ -8,7 +8,14 @@ use clap::Args;
 #[command(next_help_heading = "Collective groups")]
 pub(crate) struct CollectiveArgs {
     /// A collective group (AllReduce, Reduce, Broadcast ... computed in the switches) instead of a multicast group
-    #[arg(long, requires = "ranks", conflicts_with_all = ["source", "members", "connection", "start_psn", "va_base", "rules"])]
+    #[arg(
+        long,
+        requires = "ranks",
+        conflicts_with_all = [
+            "source", "members", "connection", "start_psn", "va_base", "rules", "on_member_loss", "on_member_stall",
+            "member_stall_ms", "repair", "repair_slots",
+        ]
+    )]
     pub(crate) collective: bool,
     /// The ranks' hosts, rank 0 first; a host is one rank
     #[arg(long, value_name = "HOST,...", value_delimiter = ',', requires = "collective", value_parser = name)]
