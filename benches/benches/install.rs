@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use castnet_agent::load_rules;
 use castnet_engine::{Context, Owners, Tables};
 use castnet_rules::{GroupRule, NextHop, RuleSet};
-use castnet_wire::Qpn;
+use castnet_wire::{Nanos, Qpn};
 use castnet_worker::Dataplane;
 use common::{NOW, engine_with, group, group_counts, star};
 
@@ -73,7 +73,7 @@ fn worker(rules: &[GroupRule]) -> (f64, f64) {
         (tables.generation, tables.owners) = (n as u64 + 1, owners.clone());
         let tables = Arc::new(tables);
         let start = Instant::now();
-        engine.install(group).expect("room");
+        engine.install(Nanos::ZERO, group).expect("room");
         engine.set_tables(NOW, tables);
         let time = start.elapsed().as_secs_f64();
         (total, longest) = (total + time, longest.max(time));

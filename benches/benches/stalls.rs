@@ -371,7 +371,7 @@ impl Switch {
         let one = |_| {
             let context = Context::compile(&rule, &ports).expect("a valid rule");
             let start = Instant::now();
-            self.engine.install(context).expect("room");
+            self.engine.install(Nanos::ZERO, context).expect("room");
             let installed = start.elapsed();
             let start = Instant::now();
             let gone = self.engine.remove(rule.mcst_id);

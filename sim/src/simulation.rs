@@ -391,18 +391,18 @@ impl<W: Watch> Simulation<W> {
 
     /// Installs a group on a switch, or fails with [`SimError::NoSwitch`] or [`SimError::Install`].
     pub fn install(&mut self, switch: &str, group: &GroupRule) -> Result<(), SimError> {
-        self.install_at(switch, |engine| {
+        self.install_at(switch, |engine, now| {
             let group = Context::compile(group, &engine.config().ports)?;
-            engine.install(group).map(drop).map_err(|(refused, _)| refused)
+            engine.install(now, group).map(drop).map_err(|(refused, _)| refused)
         })
     }
 
     pub(crate) fn install_at(
         &mut self,
         switch: &str,
-        install: impl FnOnce(&mut Engine) -> Result<(), InstallError>,
+        install: impl FnOnce(&mut Engine, Nanos) -> Result<(), InstallError>,
     ) -> Result<(), SimError> {
-        match self.with_engine(switch, |engine, _| install(engine)) {
+        match self.with_engine(switch, install) {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) => Err(SimError::Install {
                 switch: switch.into(),

@@ -134,7 +134,7 @@ pub fn engine_with(ports: usize, change: impl FnOnce(&mut EngineConfig)) -> Engi
 pub fn install(engine: &mut Engine, rule: &GroupRule) {
     engine.remove(rule.mcst_id);
     let group = Context::compile(rule, &engine.config().ports).expect("a valid rule");
-    engine.install(group).expect("room");
+    engine.install(Nanos::ZERO, group).expect("room");
 }
 
 pub fn group(n: usize) -> McstId {

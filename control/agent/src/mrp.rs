@@ -260,7 +260,8 @@ impl Switch for Around<'_> {
         let dataplane = &self.shared.dataplane;
         let uses = |rule: &GroupRule| rule.endpoints.iter().any(|e: &Endpoint| e.port == port);
         let own = dataplane.rule(without).is_some_and(|rule| uses(&rule));
-        dataplane.groups_per_port()[port.index()] - usize::from(own)
+        // It may have been removed since.
+        dataplane.groups_per_port()[port.index()].saturating_sub(usize::from(own))
     }
 
     fn install(&mut self, leader: Ipv4Addr, rule: &GroupRule) -> Result<(), MrpRefusal> {

@@ -302,6 +302,8 @@ impl v1::agent_server::Agent for Service {
             owners.check(&caller)?;
             let owner = caller.map(|term| term.owner).unwrap_or_default();
             let mut guards = shared.guards.lock();
+            // Those of owners that are forgotten end: nobody could take them back.
+            guards.retain(|owner, _| owner.is_empty() || owners.terms.knows(owner));
             if guard == SourceGuardParts::default() {
                 guards.remove(&owner);
             } else if guards.contains_key(&owner) || guards.len() < GUARDS_MAX {
@@ -320,9 +322,12 @@ impl v1::agent_server::Agent for Service {
     }
 
     async fn list_routes(&self, _: Request<v1::ListRoutesRequest>) -> Answer<v1::ListRoutesResponse> {
-        let routes = self.shared.dataplane.routes();
-        let routes = routes.iter().map(route_to_proto).collect();
-        Ok(Response::new(v1::ListRoutesResponse { routes }))
+        self.ask(|shared| {
+            let routes = shared.dataplane.routes();
+            let routes = routes.iter().map(route_to_proto).collect();
+            Ok(v1::ListRoutesResponse { routes })
+        })
+        .await
     }
 
     async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Answer<v1::ListPortsResponse> {

@@ -12,6 +12,11 @@ const OWNERS_MAX: usize = 64;
 pub(crate) struct Terms(Vec<ControllerTerm>);
 
 impl Terms {
+    /// Whether a controller of this owner is remembered.
+    pub(crate) fn knows(&self, owner: &str) -> bool {
+        self.0.iter().any(|term| term.owner == owner)
+    }
+
     /// Fails if another controller has taken over. A larger epoch takes over. An owner that `has_groups` is never forgotten: an earlier
     /// controller of it would come back.
     pub(crate) fn check(
@@ -103,6 +108,7 @@ mod tests {
             check(&mut terms, term(owner, 2, 1)).unwrap();
         }
         assert_eq!(terms.0.len(), OWNERS_MAX);
+        assert!(terms.knows("controller-3") && !terms.knows("controller-1"));
         check(&mut terms, term(3, 1, 1)).unwrap_err();
         check(&mut terms, term(1, 1, 1)).unwrap();
     }

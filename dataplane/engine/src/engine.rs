@@ -69,7 +69,11 @@ impl Engine {
     /// # Errors
     /// The McstID is an address of the switch, or no capacity or memory is left for the group. Nothing has changed then. The group comes
     /// back, to be freed on another thread as well.
-    pub fn install(&mut self, mut group: Context) -> Result<Option<Context>, (InstallError, Context)> {
+    pub fn install(
+        &mut self,
+        now: Nanos,
+        mut group: Context,
+    ) -> Result<Option<Context>, (InstallError, Context)> {
         let mcst_id = group.mcst_id();
         if self.config.addresses.contains(&mcst_id.0) {
             return Err((InstallError::OwnAddress { mcst_id }, group));
@@ -101,6 +105,7 @@ impl Engine {
         if let Some(replaced) = &replaced {
             with_group!(replaced, group => group.unbind(&mut self.services.output.next_hops));
         }
+        self.resume(now, slot);
         Ok(replaced)
     }
 

@@ -87,11 +87,16 @@ impl Engine {
         }
         let (index, _) = self.groups.insert(group);
         self.bridge.forget_flows();
+        self.resume(now, index);
+        Ok(())
+    }
+
+    /// Arms the timers of a group that has come with its state, and queues its pending emissions.
+    pub(crate) fn resume(&mut self, now: Nanos, slot: u32) {
         let services = &mut self.services;
         self.groups.with(
-            index,
-            |group| with_group!(group, group => group.resume(services, now, index)),
+            slot,
+            |group| with_group!(group, group => group.resume(services, now, slot)),
         );
-        Ok(())
     }
 }

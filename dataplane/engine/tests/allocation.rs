@@ -522,7 +522,7 @@ fn a_refused_group_comes_back_whole() {
         let mut engine = Engine::new(config).unwrap();
         let group = Context::compile(&star(1), &ports(3)).unwrap();
         let before = FREED.get();
-        let Err((error, group)) = engine.install(group) else {
+        let Err((error, group)) = engine.install(Nanos::ZERO, group) else {
             panic!("it is refused");
         };
         assert_eq!(FREED.get(), before, "{error}");

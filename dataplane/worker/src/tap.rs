@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use castnet_engine::TapId;
-use crossbeam::channel::{Receiver, RecvTimeoutError};
+use crossbeam::channel::{Receiver, RecvTimeoutError, TryRecvError};
 
 use crate::command::Command;
 use crate::control::SharedControl;
 
-/// Traces or captured frames, in order per worker. The stream ends after the requested number of items or when the
-/// dataplane stops. Dropping it cancels the subscription.
+/// Traces or captured frames, in order per worker. The stream ends after the requested number of items, lost ones included, or when
+/// the dataplane stops. Dropping it cancels the subscription.
 pub struct TapStream<T> {
     pub(crate) from: Receiver<T>,
     pub(crate) left: u64,
@@ -25,7 +25,14 @@ impl<T> TapStream<T> {
         if self.left == 0 {
             return Err(RecvTimeoutError::Disconnected);
         }
-        let item = self.from.recv_timeout(timeout)?;
+        // What was queued before these were lost is seen below.
+        let lost = self.lost.load(Ordering::Acquire);
+        let item = match self.from.try_recv() {
+            Ok(item) => item,
+            // Workers that have not matched as many stay subscribed.
+            Err(TryRecvError::Empty) if self.left > lost => self.from.recv_timeout(timeout)?,
+            Err(_) => return Err(RecvTimeoutError::Disconnected),
+        };
         self.left -= 1;
         Ok(item)
     }

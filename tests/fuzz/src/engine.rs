@@ -93,7 +93,7 @@ fn rule_of(index: usize, generation: u64) -> GroupRule {
 
 fn install(rule: &GroupRule, engine: &mut Engine) {
     let group = Context::compile(rule, &engine.config().ports).expect("a valid rule");
-    engine.install(group).expect("room");
+    engine.install(Nanos::ZERO, group).expect("room");
 }
 
 /// The state of a group, without the count of frames that do not belong to it.

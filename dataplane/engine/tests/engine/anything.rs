@@ -425,12 +425,12 @@ fn groups_come_go_and_stay() {
     let ports = engine.config().ports.clone();
     let compile = |rule: &GroupRule| Context::compile(rule, &ports).unwrap();
     // An equal rule: the running group stays.
-    let handed_back = engine.install(compile(&star(2))).unwrap().unwrap();
+    let handed_back = engine.install(Nanos::ZERO, compile(&star(2))).unwrap().unwrap();
     assert_eq!(handed_back.multicast().unwrap().counters().data_in, 0);
     assert_eq!(engine.group(MCST).unwrap().counters().data_in, 1);
     // Another rule: the new group replaces the old one, with fresh state.
     let replaced = engine
-        .install(compile(&GroupRule {
+        .install(Nanos::ZERO, compile(&GroupRule {
             generation: 2,
             ..star(3)
         }))
@@ -445,14 +445,14 @@ fn groups_come_go_and_stay() {
         ..star(1)
     };
     assert_eq!(
-        engine.install(compile(&third)).unwrap_err().0,
+        engine.install(Nanos::ZERO, compile(&third)).unwrap_err().0,
         InstallError::GroupsFull { max: 2 }
     );
     let memory = engine.group_memory_bytes();
     assert!(engine.remove(MCST).is_some() && engine.remove(MCST).is_none());
     assert_eq!(feed(&mut engine, T0, 0, &send(101, &[1; 64])), []);
     assert!(engine.group_memory_bytes() < memory);
-    assert!(engine.install(compile(&third)).unwrap().is_none());
+    assert!(engine.install(Nanos::ZERO, compile(&third)).unwrap().is_none());
     assert_eq!(
         engine
             .groups()
@@ -499,7 +499,7 @@ fn what_cannot_run_is_refused_with_its_reason() {
     };
     let mut engine = Engine::new(config).unwrap();
     let (error, _) = engine
-        .install(Context::compile(&star(2), &ports).unwrap())
+        .install(Nanos::ZERO, Context::compile(&star(2), &ports).unwrap())
         .unwrap_err();
     assert!(matches!(
         error,
@@ -516,12 +516,12 @@ fn what_cannot_run_is_refused_with_its_reason() {
     };
     let mut engine = Engine::new(config).unwrap();
     let (error, _) = engine
-        .install(Context::compile(&star(2), &ports).unwrap())
+        .install(Nanos::ZERO, Context::compile(&star(2), &ports).unwrap())
         .unwrap_err();
     assert_eq!(error, InstallError::NextHopsFull);
     assert!(
         engine
-            .install(Context::compile(&star(1), &ports).unwrap())
+            .install(Nanos::ZERO, Context::compile(&star(1), &ports).unwrap())
             .is_ok()
     );
     let own = Context::compile(
@@ -533,7 +533,7 @@ fn what_cannot_run_is_refused_with_its_reason() {
     )
     .unwrap();
     assert_eq!(
-        engine.install(own).unwrap_err().0,
+        engine.install(Nanos::ZERO, own).unwrap_err().0,
         InstallError::OwnAddress { mcst_id: OTHER }
     );
 }
@@ -567,7 +567,7 @@ fn a_removed_group_gives_its_next_hops_back() {
         for turn in 0..12 {
             let ports = &engine.config().ports;
             let group = Context::compile(&other_macs(&rule, turn), ports).unwrap();
-            assert!(engine.install(group).is_ok(), "turn {turn}");
+            assert!(engine.install(Nanos::ZERO, group).is_ok(), "turn {turn}");
             if turn % 3 == 0 {
                 assert!(engine.remove(rule.mcst_id).is_some());
             }

@@ -294,7 +294,7 @@ fn fresh_collective(engine: &mut Engine, reproducible: bool, rate_limit: Option<
     let mut rule = collective_star(RANKS).with_translated(|rule| rule.reproducible = reproducible);
     rule.rate_limit = rate_limit;
     let group = Context::compile(&rule, &engine.config().ports).unwrap();
-    engine.install(group).unwrap();
+    engine.install(Nanos::ZERO, group).unwrap();
 }
 
 /// A limit that some of the frames of a few batches exceed.
@@ -403,7 +403,7 @@ proptest! {
                 Step::Install { group: n } => {
                     for engine in [&mut fast, &mut slow] {
                         let group = Context::compile(&group(n, generation), &engine.config().ports).unwrap();
-                        engine.install(group).unwrap();
+                        engine.install(now, group).unwrap();
                     }
                     hosts.restart(n);
                 }

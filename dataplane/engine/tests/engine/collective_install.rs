@@ -5,7 +5,7 @@ use crate::common::*;
 use castnet_engine::{Context, Engine, InstallError, PortInfo};
 use castnet_rules::CollectiveMode::{Augmented, Terminated, Translated};
 use castnet_rules::GroupRule;
-use castnet_wire::Pmtu;
+use castnet_wire::{Nanos, Pmtu};
 
 #[test]
 fn what_a_group_takes_is_what_its_rule_says_and_no_more() {
@@ -67,7 +67,7 @@ fn what_a_group_takes_is_what_its_rule_says_and_no_more() {
             ..room
         })
         .unwrap();
-        let (refused, _) = engine.install(group).unwrap_err();
+        let (refused, _) = engine.install(Nanos::ZERO, group).unwrap_err();
         assert_eq!(
             refused,
             InstallError::NoMemory {
@@ -112,10 +112,10 @@ fn what_cannot_run_is_refused_with_its_reason() {
         },
     );
     let group = || Context::compile(&rule, &ports(4)).unwrap();
-    let replaced = engine.install(group()).unwrap().expect("the multicast group");
+    let replaced = engine.install(Nanos::ZERO, group()).unwrap().expect("the multicast group");
     assert!(replaced.multicast().is_some() && engine.group(GROUP).is_none());
     assert!(
-        engine.install(group()).unwrap().is_some(),
+        engine.install(Nanos::ZERO, group()).unwrap().is_some(),
         "the same rule again: what runs stays"
     );
     assert_eq!(

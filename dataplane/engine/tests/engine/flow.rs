@@ -235,7 +235,7 @@ proptest! {
                     generation += 1;
                     for engine in [&mut fast, &mut slow] {
                         let group = Context::compile(&group(fewer, generation), &engine.config().ports).unwrap();
-                        engine.install(group).unwrap();
+                        engine.install(now, group).unwrap();
                     }
                     psn = 100;
                 }

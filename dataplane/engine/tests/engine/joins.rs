@@ -1,5 +1,6 @@
 //! Members that join a running stream: rules that carry on, the first message, and what is reported.
 
+use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Context, Engine, EventKind};
 use castnet_rules::GroupRule;
 use castnet_wire::{DropReason, Nanos, Opcode, Psn, Syndrome};
@@ -21,7 +22,7 @@ fn with_joining(receivers: usize, since: u64) -> GroupRule {
 
 fn replace(engine: &mut Engine, rule: &GroupRule) {
     let group = Context::compile(rule, &engine.config().ports).unwrap();
-    assert!(engine.install(group).unwrap().is_some());
+    assert!(engine.install(T0, group).unwrap().is_some());
 }
 
 /// The ports that get a packet of 1 KiB.
@@ -110,6 +111,31 @@ fn engine_drops(engine: &Engine) -> u64 {
     let mut snapshot = castnet_engine::CountersSnapshot::with_capacity(1, 8);
     engine.snapshot(&mut snapshot);
     snapshot.drops[DropReason::BadIcrc]
+}
+
+/// The source may be silent from then on.
+#[test]
+fn a_rule_that_carries_on_still_reports_a_path_that_stalls() {
+    let mut engine = engine(5);
+    install(&mut engine, &star(2));
+    ports_of(&mut engine, Opcode::SendFirst, 100);
+    acknowledge(&mut engine, [1], 100);
+    replace(&mut engine, &with_joining(3, 1));
+    let mut egress = PlainEgress::default();
+    while let Some(at) = engine.poll_timeout().filter(|at| *at < T0 + Nanos::from_secs(4)) {
+        engine.handle_timeout(at, &mut egress);
+    }
+    let events = core::iter::from_fn(|| engine.pop_event());
+    let stalled = events.filter_map(|event| match event.kind {
+        EventKind::PathStalled {
+            generation,
+            endpoint,
+            since,
+            ..
+        } => Some((generation, endpoint, since)),
+        _ => None,
+    });
+    assert_eq!(stalled.collect::<Vec<_>>(), [(2, 2, T0)]);
 }
 
 /// A switch that served none of the group: it acknowledges what comes before the first message.

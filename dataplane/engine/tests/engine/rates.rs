@@ -177,7 +177,7 @@ fn a_group_that_moves_or_carries_on_gets_no_new_burst() {
             ..rule
         };
         let group = castnet_engine::Context::compile(&rule, &engine.config().ports).unwrap();
-        engine.install(group).unwrap();
+        engine.install(T0, group).unwrap();
         assert_eq!(feed(&mut engine, T0, 0, &data(101, 0).bytes()).len(), copies);
     }
 }

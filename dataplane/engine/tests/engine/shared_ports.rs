@@ -115,7 +115,7 @@ fn state(engine: &Engine) -> Vec<String> {
 fn compile(engine: &mut Engine, rule: &GroupRule) {
     engine.remove(rule.mcst_id);
     let group = Context::compile(rule, &engine.config().ports).unwrap();
-    engine.install(group).unwrap();
+    engine.install(Nanos::ZERO, group).unwrap();
 }
 
 proptest! {

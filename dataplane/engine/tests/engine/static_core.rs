@@ -697,7 +697,7 @@ fn the_source_of_a_removed_or_replaced_group_finds_nothing() {
             ..group(1, false, core)
         };
         let new = Context::compile(&new, &ports(CORE)).unwrap();
-        assert!(engine.install(new).unwrap().is_some());
+        assert!(engine.install(T0, new).unwrap().is_some());
         assert_eq!(copies(&mut engine), expected);
     }
     engine.remove(mcst(1));

@@ -106,7 +106,7 @@ pub fn one_armed_star(ranks: usize) -> GroupRule {
 
 pub fn install_collective(engine: &mut Engine, rule: &GroupRule) {
     let group = Context::compile(rule, &engine.config().ports).unwrap();
-    assert!(engine.install(group).unwrap().is_none());
+    assert!(engine.install(Nanos::ZERO, group).unwrap().is_none());
 }
 
 /// One collective that all ranks call, and what each brings.

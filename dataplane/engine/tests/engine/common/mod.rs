@@ -144,7 +144,7 @@ pub fn star(receivers: usize) -> GroupRule {
 
 pub fn install(engine: &mut Engine, rule: &GroupRule) {
     let group = Context::compile(rule, &engine.config().ports).unwrap();
-    assert!(engine.install(group).unwrap().is_none());
+    assert!(engine.install(Nanos::ZERO, group).unwrap().is_none());
 }
 
 /// A switch with as many ports as the star needs and one more, and the star installed.
