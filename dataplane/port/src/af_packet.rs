@@ -116,6 +116,7 @@ impl AfPacketSpec {
         let mtu = mtu.min(pool.frame_max().saturating_sub(frame_max(0)));
         let sockets = Sockets::open(self, sides, interface, mtu, mac)?;
         let reattach = Reattach::new(self.clone(), sides, mtu, mac, sockets.control.clone());
+        reattach.set_speed(reattach.read_speed());
         Ok(AfPacketPort {
             interface: self.interface.clone(),
             mac,
@@ -182,8 +183,8 @@ impl AfPacketPort {
     /// Reads the interface's MTU and applies it up to the limit of the rings.
     fn update_mtu(&mut self) {
         if let Some(sockets) = &self.sockets
-            && let Ok(mtu) = sys::mtu(&sockets.control, &self.interface)
             && sockets.are_on(&self.interface)
+            && let Ok(mtu) = sys::mtu(&sockets.control, &self.interface)
         {
             self.mtu = mtu.min(self.mtu_max);
         }
@@ -227,14 +228,8 @@ impl AfPacketPort {
         }
         // Without a carrier, the kernel reports a full queue.
         result.map_err(|(sent, reason)| {
-            (
-                sent,
-                if self.is_up() {
-                    reason
-                } else {
-                    DropReason::PortDown
-                },
-            )
+            let is_down = reason == DropReason::PortDown || !self.is_up();
+            (sent, if is_down { DropReason::PortDown } else { reason })
         })
     }
 
@@ -303,16 +298,21 @@ impl Port for AfPacketPort {
         let Some(receiver) = self.sockets.as_mut().and_then(|s| s.rx.as_mut()) else {
             return;
         };
-        while !batch.is_full() && self.pool.has_capacity() {
+        // Bounded, because a neighbour whose frames are all dropped would otherwise keep this thread here.
+        for _ in 0..BATCH {
+            if batch.is_full() || !self.pool.has_capacity() {
+                break;
+            }
             let Some(received) = receiver.next(|pieces| into_buffer(&self.pool, pieces)) else {
                 break;
             };
-            match received.flatten() {
+            match received {
                 Ok(frame) => {
                     self.stats.count_received(frame.length());
                     batch.push(frame);
                 }
-                Err(reason) => self.stats.count_drop(reason),
+                Err(Some(reason)) => self.stats.count_drop(reason),
+                Err(None) => {}
             }
         }
     }
@@ -343,9 +343,10 @@ impl Port for AfPacketPort {
             })
         {
             count += 1;
-            match length.flatten() {
+            match length {
                 Ok(length) => self.stats.count_received(length),
-                Err(reason) => self.stats.count_drop(reason),
+                Err(Some(reason)) => self.stats.count_drop(reason),
+                Err(None) => {}
             }
         }
         count
@@ -437,7 +438,7 @@ impl Port for AfPacketPort {
 
     fn is_up(&self) -> bool {
         self.sockets.as_ref().is_some_and(|sockets| {
-            sys::is_up(&sockets.control, &self.interface).unwrap_or(false) && sockets.are_on(&self.interface)
+            sockets.are_on(&self.interface) && sys::is_up(&sockets.control, &self.interface).unwrap_or(false)
         })
     }
 
@@ -465,8 +466,10 @@ impl Port for AfPacketPort {
         self.sockets.as_ref()?.tx.backlog()
     }
 
+    /// That at opening, until an [`InterfaceWatch`] reads it: the kernel's answer waits for whoever configures an interface.
     fn speed_mbps(&self) -> Option<u32> {
-        sys::speed_mbps(&self.sockets.as_ref()?.control, &self.interface)
+        self.sockets.as_ref()?;
+        self.reattach.speed_mbps()
     }
 
     fn segmentation(&self) -> Segmentation {

@@ -38,6 +38,7 @@ pub mod pcap;
 pub mod pfc;
 pub mod pool;
 mod port;
+mod retired;
 pub mod ring;
 pub mod shared;
 pub mod sleep;

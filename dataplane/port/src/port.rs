@@ -19,7 +19,8 @@ pub trait Port {
     /// The representation of a frame: a pool buffer, a ring slot or an mbuf.
     type Buf: FrameBuf;
 
-    /// Appends received frames to `batch` until it is full or no frame is left. Without a free buffer, frames stay queued.
+    /// Appends received frames to `batch` until it is full or no frame is left, or after a batch of frames that were dropped.
+    /// Without a free buffer, frames stay queued.
     fn receive(&mut self, batch: &mut Batch<Self::Buf>);
 
     /// True if frames that share their body ([`crate::Memory::replicate`]) need no copy. Read once at start.
@@ -115,7 +116,7 @@ pub trait Port {
         None
     }
 
-    /// The current [`PortDevice::speed_mbps`], without allocation. It may call the kernel.
+    /// The last known [`PortDevice::speed_mbps`], without allocation. It does not wait for the kernel.
     fn speed_mbps(&self) -> Option<u32> {
         None
     }

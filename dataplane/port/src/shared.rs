@@ -24,6 +24,8 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
+use crate::retired::Retired;
+
 /// Why a memory file cannot be mapped.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages show what the variants and fields are")]
@@ -43,6 +45,8 @@ pub enum BadRegion {
 pub struct Region {
     base: NonNull<u8>,
     size: usize,
+    /// `None`: the thread that drops it unmaps it.
+    retired: Option<Retired>,
 }
 
 impl Region {
@@ -99,7 +103,17 @@ impl Region {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        Ok(Self { base, size })
+        Ok(Self {
+            base,
+            size,
+            retired: None,
+        })
+    }
+
+    /// Another thread unmaps the region.
+    pub(crate) fn unmapped_by(mut self, retired: &Retired) -> Self {
+        self.retired = Some(retired.clone());
+        self
     }
 
     /// Bytes of the mapping.
@@ -225,6 +239,27 @@ pub fn wake_all(word: &AtomicU32) {
 }
 
 impl Drop for Region {
+    fn drop(&mut self) {
+        let mapping = Mapping {
+            base: self.base,
+            size: self.size,
+        };
+        if let Some(retired) = &self.retired {
+            retired.put(mapping);
+        }
+    }
+}
+
+/// The mapping of a region that was dropped.
+struct Mapping {
+    base: NonNull<u8>,
+    size: usize,
+}
+
+// SAFETY: as for `Region`.
+unsafe impl Send for Mapping {}
+
+impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the mapping was made with this size. Rings hold a reference to their region, so none is left.
         unsafe { libc::munmap(self.base.as_ptr().cast::<c_void>(), self.size) };
@@ -431,6 +466,23 @@ mod tests {
             word.store(1, Ordering::Relaxed);
             wake_all(word);
         });
+    }
+
+    #[test]
+    fn a_region_is_unmapped_by_another_thread() {
+        let is_mapped = || {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            maps.contains("memfd:castnet-unmapped-late")
+        };
+        let (retired, busy) = (Retired::new(), crate::retired::tests::keep_busy());
+        let (region, file) = Region::create("castnet-unmapped-late", 4096).unwrap();
+        drop((region.unmapped_by(&retired), file));
+        assert!(is_mapped() && !retired.is_empty());
+        drop(busy);
+        while !retired.is_empty() {
+            std::thread::yield_now();
+        }
+        assert!(!is_mapped());
     }
 
     #[test]

@@ -35,6 +35,8 @@ use crate::tap::{TapGuard, TapStream};
 use crate::worker::{self, MakeMemory, WorkerSetup};
 
 const TAP_QUEUE: usize = 4096;
+/// A trace has up to 64 frames that were sent because of one.
+const TRACE_QUEUE: usize = 256;
 /// Registration packets from all workers.
 const REGISTRATION_QUEUE: usize = 64;
 
@@ -485,7 +487,7 @@ impl Dataplane {
     /// # Errors
     /// All tap slots are in use, the port does not exist, or the dataplane has stopped.
     pub fn trace_live(&self, filter: FrameFilter, count: u64) -> Result<TapStream<Trace>, TapError> {
-        self.tap(filter, count, Sink::Traces)
+        self.tap(filter, count, TRACE_QUEUE, Sink::Traces)
     }
 
     /// Captures up to `length_max` bytes of each of the next `count` frames that match `filter`. Frames that
@@ -496,18 +498,19 @@ impl Dataplane {
         length_max: usize,
         count: u64,
     ) -> Result<TapStream<Captured>, TapError> {
-        self.tap(filter, count, |to| Sink::Captured(to, length_max))
+        self.tap(filter, count, TAP_QUEUE, |to| Sink::Captured(to, length_max))
     }
 
     fn tap<T>(
         &self,
         filter: FrameFilter,
         count: u64,
+        depth: usize,
         sink: impl Fn(Sender<T>) -> Sink,
     ) -> Result<TapStream<T>, TapError> {
         filter.port.map_or(Ok(()), |port| self.check_port(port))?;
         let guard = TapGuard::take(&self.shared).ok_or(TapError::Full { max: TAPS_MAX })?;
-        let (to, from) = bounded(TAP_QUEUE);
+        let (to, from) = bounded(depth);
         let lost = Arc::new(AtomicU64::new(0));
         for worker in &self.shared.workers {
             let subscriber = Subscriber {

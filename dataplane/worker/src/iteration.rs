@@ -257,7 +257,7 @@ impl<M: Memory> Worker<M> {
         // A reply is dropped if the caller is gone.
         match command {
             Command::Go => {}
-            Command::Install(group, reply) => drop(reply.send(self.engine.install(group))),
+            Command::Install(group, reply) => drop(reply.send(self.engine.install(now, group))),
             Command::Remove(mcst_id, reply) => drop(reply.send(self.engine.remove(mcst_id))),
             Command::Status(mcst_id, reply) => drop(reply.send(self.engine.status(mcst_id))),
             Command::Report(mut into, reply) => {
@@ -315,6 +315,8 @@ impl<M: Memory> Worker<M> {
             }
             Command::Barrier(catch_up, reply) => self.barrier(now, catch_up, reply),
             Command::Sync(reply) => {
+                // What was published before it is in use when it is answered.
+                self.take_tables(now);
                 let _ = reply.send(());
             }
             Command::Quiesce(reply) => {
@@ -411,7 +413,7 @@ impl<M: Memory> Worker<M> {
                 Sink::Traces(to) => forward(to, || engine.taps.pop_trace(*id)),
                 Sink::Captured(to, _) => forward(to, || engine.taps.pop_captured(*id)),
             };
-            lost.fetch_add(full + engine.taps.take_lost(*id), Ordering::Relaxed);
+            lost.fetch_add(full + engine.taps.take_lost(*id), Ordering::Release);
             let active = engine.taps.left(*id) > 0;
             if !active {
                 engine.taps.disarm(*id);
@@ -423,6 +425,8 @@ impl<M: Memory> Worker<M> {
     fn check_links(&mut self, now: Nanos) {
         self.next_link_check = now + crate::worker::LINK_INTERVAL;
         for slot in self.outputs.slots.iter_mut().filter(|slot| slot.reports_link) {
+            // Another thread may learn it after the link has changed.
+            slot.speed_mbps = slot.port.speed_mbps();
             let link @ (up, mtu) = (slot.port.is_up(), slot.port.mtu());
             if link == slot.reported_link {
                 continue;
@@ -436,7 +440,6 @@ impl<M: Memory> Worker<M> {
                 .is_ok()
             {
                 slot.reported_link = link;
-                slot.speed_mbps = slot.port.speed_mbps();
             }
         }
     }

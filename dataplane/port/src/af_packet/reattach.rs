@@ -2,7 +2,7 @@
 //! port's thread only exchanges a pointer.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use castnet_wire::MacAddr;
@@ -22,6 +22,8 @@ pub struct Reattach {
     /// MTU and address of the port, which stay.
     mtu: usize,
     mac: MacAddr,
+    /// Of the interface in Mb/s by the last reading; 0 if unknown.
+    speed_mbps: AtomicU32,
     is_offered: AtomicBool,
     has_retired: AtomicBool,
     mail: Mutex<Mail>,
@@ -41,6 +43,11 @@ struct Mail {
 
 /// For the port's thread. Nothing here blocks, allocates or closes a socket.
 impl Reattach {
+    /// The speed of the interface by the last reading.
+    pub(super) fn speed_mbps(&self) -> Option<u32> {
+        Some(self.speed_mbps.load(Ordering::Relaxed)).filter(|mbps| *mbps > 0)
+    }
+
     pub(super) fn is_offered(&self) -> bool {
         self.is_offered.load(Ordering::Acquire)
     }
@@ -80,6 +87,7 @@ impl Reattach {
             sides,
             mtu,
             mac,
+            speed_mbps: AtomicU32::new(0),
             is_offered: AtomicBool::new(false),
             has_retired: AtomicBool::new(false),
             mail: Mutex::new(Mail {
@@ -133,6 +141,17 @@ impl Reattach {
             let retired = self.mail().retired.take();
             drop(retired);
         }
+    }
+
+    /// Asks the kernel for the speed of the interface.
+    pub(super) fn read_speed(&self) -> Option<u32> {
+        let control = self.mail().control.clone();
+        sys::speed_mbps(&control, &self.spec.interface)
+    }
+
+    /// Passes a reading to the port.
+    pub(super) fn set_speed(&self, mbps: Option<u32>) {
+        self.speed_mbps.store(mbps.unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Index of the interface that the sockets opened last are bound to.

@@ -133,9 +133,18 @@ impl Sockets {
 
     /// True if the interface of these sockets still exists and has this name. `control` was bound first, so this is not true of
     /// sockets some of which are bound to another interface with the same index.
+    ///
+    /// For a name that no interface has, the kernel starts a program that loads a module, and waits for it. So the index comes first.
     pub(super) fn are_on(&self, interface: &str) -> bool {
-        let bound = sys::bound_to(&self.control);
-        bound.is_some() && bound == sys::index(&self.control, interface).ok()
+        let Some(bound) = sys::bound_to(&self.control) else {
+            return false;
+        };
+        match sys::is_named(&self.control, bound, interface) {
+            // It may be an alternative name of the interface.
+            Some(false) => sys::index(&self.control, interface).is_ok_and(|index| index == bound),
+            Some(true) => true,
+            None => false,
+        }
     }
 
     /// Readable when a frame has arrived.
@@ -167,18 +176,22 @@ impl Receiver {
         (self.ring.missed(), self.unread)
     }
 
-    /// Passes the next packet in up to three pieces to `with`. Returns the reason if a frame must be dropped.
-    pub(super) fn next<T>(&mut self, with: impl FnOnce(&[&[u8]]) -> T) -> Option<Result<T, DropReason>> {
-        while self.cutter.is_empty() {
+    /// Passes the next packet in up to three pieces to `with`. An error is a frame without a packet, with the reason if it must
+    /// be dropped. Those without a reason are in [`Receiver::missed`].
+    pub(super) fn next<T>(
+        &mut self,
+        with: impl FnOnce(&[&[u8]]) -> Result<T, DropReason>,
+    ) -> Option<Result<T, Option<DropReason>>> {
+        if self.cutter.is_empty() {
             let mut received = self.ring.next()?;
             if received.vnet_header().is_single() && !received.is_copied() {
-                return Some(take(received, with));
+                return Some(take(received, with).map_err(Some));
             }
             if let Err(reason) = load(received, &mut self.cutter, &mut self.unread) {
                 return Some(Err(reason));
             }
         }
-        self.cutter.next().map(|packet| Ok(with(&[packet])))
+        self.cutter.next().map(|packet| with(&[packet]).map_err(Some))
     }
 
     pub(super) fn is_ready(&self) -> bool {
@@ -186,28 +199,35 @@ impl Receiver {
     }
 }
 
-/// Moves a frame that is a super-frame, or longer than its slot, to `cutter`.
-fn load(mut received: sys::Received<'_>, cutter: &mut Cutter, unread: &mut u64) -> Result<(), DropReason> {
+/// Moves a frame that is a super-frame, or longer than its slot, to `cutter`. An error without a reason: it is counted in `unread`.
+fn load(
+    mut received: sys::Received<'_>,
+    cutter: &mut Cutter,
+    unread: &mut u64,
+) -> Result<(), Option<DropReason>> {
     let (header, tag, length) = (received.vnet_header(), received.vlan(), received.wire_length());
     let buffer = cutter.buffer();
     if received.is_copied() {
         let read = received.copy_to(buffer).unwrap_or(0);
         if read != VNET_HEADER + length {
-            return Err(DropReason::TooLong);
+            return Err(Some(DropReason::TooLong));
         }
     } else {
         let bytes = received.bytes();
         if bytes.len() < length {
             *unread += header.packets(length);
-            return Ok(());
+            return Err(None);
         }
         buffer[VNET_HEADER..VNET_HEADER + length].copy_from_slice(bytes);
     }
-    cutter.start(header, length, tag)
+    cutter.start(header, length, tag).map_err(Some)
 }
 
 /// Passes one received frame in up to three pieces to `with`. Returns the reason if the frame must be dropped.
-fn take<T>(mut received: sys::Received<'_>, with: impl FnOnce(&[&[u8]]) -> T) -> Result<T, DropReason> {
+fn take<T>(
+    mut received: sys::Received<'_>,
+    with: impl FnOnce(&[&[u8]]) -> Result<T, DropReason>,
+) -> Result<T, DropReason> {
     let (wire_length, vlan, lacks_checksum) =
         (received.wire_length(), received.vlan(), received.lacks_checksum());
     let bytes = received.bytes();
@@ -217,8 +237,8 @@ fn take<T>(mut received: sys::Received<'_>, with: impl FnOnce(&[&[u8]]) -> T) ->
     if lacks_checksum {
         checksum::complete(bytes);
     }
-    Ok(match (vlan, bytes.split_at_checked(12)) {
+    match (vlan, bytes.split_at_checked(12)) {
         (Some(tag), Some((addresses, rest))) => with(&[addresses, &tag, rest]),
         _ => with(&[bytes]),
-    })
+    }
 }

@@ -431,6 +431,15 @@ pub(super) fn out_queue(fd: &OwnedFd) -> Option<u64> {
     u64::try_from(bytes).ok()
 }
 
+/// True if the interface with this index has this name. `None` if there is none. The kernel loads no module.
+pub(super) fn is_named(fd: &OwnedFd, index: u32, interface: &str) -> Option<bool> {
+    let mut request = request_for("").ok()?;
+    request.ifr_ifru.ifru_ifindex = c_int::try_from(index).ok()?;
+    ask(fd, &mut request, libc::SIOCGIFNAME).ok()?;
+    let name = request.ifr_name.iter().map(|c| *c as u8);
+    Some(name.take_while(|byte| *byte != 0).eq(interface.bytes()))
+}
+
 /// The index of the interface with this name.
 pub(super) fn index(fd: &OwnedFd, interface: &str) -> io::Result<u32> {
     let request = interface_request(fd, interface, libc::SIOCGIFINDEX)?;
@@ -484,7 +493,7 @@ pub(super) fn ethtool_set(fd: &OwnedFd, interface: &str, command: u32, value: u3
     unsafe { ethtool(fd, interface, &mut argument) }
 }
 
-/// The link speed in Mb/s, if known.
+/// The link speed in Mb/s, if known. Waits until nobody configures an interface.
 pub(super) fn speed_mbps(fd: &OwnedFd, interface: &str) -> Option<u32> {
     /// `struct ethtool_cmd` of linux/ethtool.h.
     #[repr(C)]
@@ -549,11 +558,16 @@ unsafe fn ethtool<T>(fd: &OwnedFd, interface: &str, argument: &mut T) -> io::Res
 
 fn interface_request(fd: &OwnedFd, interface: &str, what: libc::c_ulong) -> io::Result<libc::ifreq> {
     let mut request = request_for(interface)?;
+    ask(fd, &mut request, what)?;
+    Ok(request)
+}
+
+/// `what` is a command that fills in `request`, and takes no address in it.
+fn ask(fd: &OwnedFd, request: &mut libc::ifreq, what: libc::c_ulong) -> io::Result<()> {
     // SAFETY: the request is a whole `ifreq` with a zero-terminated name, as these commands require, and
     // outlives the call.
-    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), what, &raw mut request) };
-    check(rc)?;
-    Ok(request)
+    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), what, &raw mut *request) };
+    check(rc)
 }
 
 fn request_for(interface: &str) -> io::Result<libc::ifreq> {
@@ -579,6 +593,23 @@ fn check(rc: c_int) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interface_is_known_by_its_index() {
+        // Any socket will do. The loopback interface is the first one of a network namespace.
+        let fd = OwnedFd::from(std::net::UdpSocket::bind("127.0.0.1:0").unwrap());
+        assert_eq!(index(&fd, "lo").unwrap(), 1);
+        for (index, name, expected) in [
+            (1, "lo", Some(true)),
+            (1, "l", Some(false)),
+            (1, "lo0", Some(false)),
+            (1, "", Some(false)),
+            (i32::MAX as u32, "lo", None),
+            (u32::MAX, "lo", None),
+        ] {
+            assert_eq!(is_named(&fd, index, name), expected, "{index} {name}");
+        }
+    }
 
     #[test]
     fn slots_lie_inside_blocks_and_do_not_overlap() {

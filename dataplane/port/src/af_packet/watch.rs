@@ -26,7 +26,7 @@ const READINGS: usize = 16;
 const MESSAGES_MAX: usize = 4096;
 
 /// Watches the interfaces of ports. A port whose interface is deleted or renamed is detached: its sockets are closed. When there
-/// is an interface with its name again, it gets sockets on that one.
+/// is an interface with its name again, it gets sockets on that one. Ports also get the speed of their interfaces from here.
 ///
 /// It belongs to a thread of the same network namespace as the ports', and not to one that forwards frames: sockets are opened
 /// and closed here.
@@ -88,6 +88,8 @@ impl InterfaceWatch {
         for (position, port) in self.ports.iter_mut().enumerate() {
             port.poll(now, &mut |detached| changed(position, detached));
         }
+        // Last, because the kernel may take long to answer.
+        self.ports.iter().for_each(WatchedPort::read_speed);
     }
 
     /// Sleeps until an interface may have changed, or the waker is used. `ready` is as that of [`Sleeper::sleep`].
@@ -163,6 +165,13 @@ impl WatchedPort {
             bound: None,
             named: first.named(),
         }))
+    }
+
+    fn read_speed(&self) {
+        if let (Some(first), None) = (self.sides.first(), self.attachment.detached()) {
+            let speed = first.read_speed();
+            self.sides.iter().for_each(|side| side.set_speed(speed));
+        }
     }
 
     fn close(&self) {

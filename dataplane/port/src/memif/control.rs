@@ -17,6 +17,7 @@ use super::proto::{
 };
 use super::queue::{Buffers, Fault, Receiver, Sender};
 use super::ring::Ring;
+use crate::retired::{Late, Retired};
 use crate::shared::{BadRegion, Region};
 
 /// Our name for the peer. A peer of the same name fences its writes, see [`Link::fences`].
@@ -87,7 +88,7 @@ impl Refusal {
 }
 
 /// What a link needs to know of the port.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Terms {
     pub(super) id: u32,
     pub(super) secret: Secret,
@@ -97,6 +98,8 @@ pub(super) struct Terms {
     pub(super) buffer: u32,
     /// Memory files must be sealed.
     pub(super) seals: bool,
+    /// The memory of links that have ended.
+    pub(super) retired: Retired,
 }
 
 /// A link that is up.
@@ -116,7 +119,7 @@ pub(super) struct Link {
 #[derive(Debug)]
 pub(super) struct Offer {
     region: Rc<Region>,
-    file: OwnedFd,
+    file: Late<OwnedFd>,
     log2_ring: u8,
     buffer: u32,
     /// To the server and to the client.
@@ -209,7 +212,7 @@ impl State {
         self,
         terms: &Terms,
         message: Message,
-        descriptor: Option<OwnedFd>,
+        descriptor: Option<Late<OwnedFd>>,
         answer: &mut dyn FnMut(&Message, Option<BorrowedFd<'_>>) -> io::Result<()>,
     ) -> Result<Progress, Refusal> {
         let mut reply = |message: &Message| answer(message, None).map_err(Refusal::io("answering"));
@@ -282,7 +285,7 @@ impl Offer {
         let size = start + 2 * ((terms.buffer as usize) << log2_ring);
         let (region, file) =
             Region::create("castnet-memif", size).map_err(Refusal::io("making shared memory"))?;
-        let region = Rc::new(region);
+        let region = Rc::new(region.unmapped_by(&terms.retired));
         for offset in [0, Self::ring_stride(log2_ring)] {
             let ring = Ring::new(&region, offset, log2_ring);
             let ring = ring.ok_or(Refusal::BadRing("made here", "is outside its region"))?;
@@ -291,7 +294,7 @@ impl Offer {
         let event = || Event::new().map_err(Refusal::io("making an event descriptor"));
         Ok(Self {
             region,
-            file,
+            file: Late::new(file, &terms.retired),
             log2_ring,
             buffer: terms.buffer,
             events: [event()?, event()?],
@@ -363,7 +366,7 @@ impl Parts {
         terms: &Terms,
         index: u16,
         size: u64,
-        descriptor: Option<OwnedFd>,
+        descriptor: Option<Late<OwnedFd>>,
     ) -> Result<(), Refusal> {
         let file = descriptor.ok_or(Refusal::NoDescriptor { kind: "ADD_REGION" })?;
         let expected = self.regions.len();
@@ -374,13 +377,16 @@ impl Parts {
         if size > BYTES_MAX - before {
             return Err(Refusal::TooMuchMemory);
         }
-        let region =
-            Region::map(file, size, terms.seals).map_err(|source| Refusal::Region { index, source })?;
-        self.regions.push(Rc::new(region));
+        let region = file
+            .try_clone()
+            .map_err(BadRegion::Io)
+            .and_then(|file| Region::map(file, size, terms.seals))
+            .map_err(|source| Refusal::Region { index, source })?;
+        self.regions.push(Rc::new(region.unmapped_by(&terms.retired)));
         Ok(())
     }
 
-    fn add_ring(&mut self, ring: AddRing, descriptor: Option<OwnedFd>) -> Result<(), Refusal> {
+    fn add_ring(&mut self, ring: AddRing, descriptor: Option<Late<OwnedFd>>) -> Result<(), Refusal> {
         let fd = descriptor.ok_or(Refusal::NoDescriptor { kind: "ADD_RING" })?;
         let name = ring_name(ring.to_server);
         if ring.index != 0 {

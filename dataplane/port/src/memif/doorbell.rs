@@ -13,6 +13,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use libc::{c_long, c_ulong, c_void};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use crate::retired::Late;
+
 /// Operations whose results are not taken yet. The kernel gives twice as many or more.
 const RESULTS: usize = 16;
 /// Opcode and flag of linux/aio_abi.h: wait for a file to be ready; signal the completion at a descriptor.
@@ -139,9 +141,11 @@ impl Event {
     }
 
     /// A peer's descriptor. `None` if it is of another type, or `/proc` is not there to tell.
-    pub(super) fn of_peer(fd: OwnedFd) -> Option<Self> {
+    pub(super) fn of_peer(fd: Late<OwnedFd>) -> Option<Self> {
         let kind = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
-        (kind.as_os_str() == "anon_inode:[eventfd]").then_some(Self(fd))
+        let is_event = kind.as_os_str() == "anon_inode:[eventfd]";
+        // To close an event descriptor takes no time.
+        is_event.then(|| fd.into_inner())?.map(Self)
     }
 }
 
@@ -154,6 +158,7 @@ impl AsFd for Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::retired::Retired;
     use nix::fcntl::{FcntlArg, OFlag, fcntl};
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -187,10 +192,11 @@ mod tests {
 
     #[test]
     fn only_event_descriptors_are_events() {
+        let of_peer = |fd: OwnedFd| Event::of_peer(Late::new(fd, &Retired::new()));
         let event = EventFd::new().unwrap();
-        assert!(Event::of_peer(event.into()).is_some());
+        assert!(of_peer(event.into()).is_some());
         let (pipe, _other) = nix::unistd::pipe().unwrap();
-        assert!(Event::of_peer(pipe).is_none());
-        assert!(Event::of_peer(tempfile::tempfile().unwrap().into()).is_none());
+        assert!(of_peer(pipe).is_none());
+        assert!(of_peer(tempfile::tempfile().unwrap().into()).is_none());
     }
 }

@@ -1,5 +1,6 @@
 //! Peers that break the protocol on purpose, in the hand-shake and in the rings: seeded, and against both roles.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::rc::Rc;
@@ -19,6 +20,7 @@ use super::ring::{Descriptor, Ring};
 use super::socket::{Address, Connection, Incoming, Listening};
 use crate::pool::{Pool, PoolConfig};
 use crate::port::{BoxPort, Sides};
+use crate::retired::{Late, Retired, tests::keep_busy};
 use crate::shared::Region;
 use crate::spec::PortSpec;
 
@@ -107,12 +109,24 @@ fn init() -> Message {
     })
 }
 
-fn connect(folder: &Path) -> Connection {
-    Connection::open(&Address::Path(folder.join("s"))).unwrap()
+fn open(folder: &Path) -> io::Result<Connection> {
+    Connection::open(&Address::Path(folder.join("s")), &Retired::new())
+}
+
+/// Waits while the socket accepts nobody.
+fn connect(folder: &Path, victim: &mut Victim) -> Connection {
+    let start = Instant::now();
+    loop {
+        match open(folder) {
+            Ok(connection) => return connection,
+            Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
+        }
+        victim.poll();
+    }
 }
 
 /// Waits for a message while the victim works. `None`: the connection has ended.
-fn expect(connection: &Connection, mut poll: impl FnMut()) -> Option<(Message, Option<OwnedFd>)> {
+fn expect(connection: &Connection, mut poll: impl FnMut()) -> Option<(Message, Option<Late<OwnedFd>>)> {
     let start = Instant::now();
     loop {
         assert!(start.elapsed() < PATIENCE, "no answer");
@@ -134,7 +148,7 @@ impl Client {
         let rings = [0, 4096].map(|offset| Ring::new(&region, offset, LOG2).unwrap());
         rings.iter().for_each(|ring| ring.set_cookie(COOKIE));
         let events = [(); 2].map(|()| Event::new().unwrap());
-        let connection = connect(folder);
+        let connection = connect(folder, victim);
         let mut say = |message: &Message, fd: Option<_>, answer: &str| {
             connection.send(message, fd).unwrap();
             let (got, _) = expect(&connection, || victim.poll()).unwrap();
@@ -328,7 +342,7 @@ fn a_client_that_changes_memory_all_the_time_breaks_nothing() {
 /// A server that knows the protocol, and has the client's memory.
 struct Server {
     connection: Connection,
-    file: OwnedFd,
+    file: Late<OwnedFd>,
     rings: [Ring; 2],
 }
 
@@ -337,12 +351,14 @@ impl Server {
         let start = Instant::now();
         let connection = loop {
             victim.poll();
-            if let Some(connection) = listening.accept() {
+            // It may have given up an earlier one.
+            if let Some(connection) = listening.accept()
+                && connection.send(&hello(), None).is_ok()
+            {
                 break connection;
             }
             assert!(start.elapsed() < PATIENCE, "no connection");
         };
-        connection.send(&hello(), None).unwrap();
         let (mut file, mut rings) = (None, Vec::new());
         loop {
             let (message, fd) = expect(&connection, || victim.poll()).unwrap();
@@ -467,7 +483,7 @@ fn no_sequence_of_messages_breaks_either_role() {
     let mut client = Victim::open(listen.path(), ",role=client");
     for seed in 0..400 {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let to_server = connect(folder.path());
+        let to_server = connect(folder.path(), &mut server);
         for _ in 0..20 {
             client.poll();
         }
@@ -491,17 +507,87 @@ fn no_sequence_of_messages_breaks_either_role() {
             client.work(&mut rng);
         }
         drop((to_server, to_client));
+        // Another thread closes the connections.
+        let start = Instant::now();
         for _ in 0..3 {
             server.work(&mut rng);
             client.work(&mut rng);
         }
-        assert!(!server.port.is_up() && !client.port.is_up());
+        while server.port.is_up() || client.port.is_up() {
+            assert!(start.elapsed() < PATIENCE, "still up");
+            server.work(&mut rng);
+            client.work(&mut rng);
+        }
     }
     // Each still serves a peer that keeps to the protocol, and no descriptor is left open.
     drop(Client::connect(folder.path(), &mut server));
     drop(Server::accept(&listening, &mut client));
-    let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-    assert!(open < 150, "{open} descriptors");
+    let (start, open) = (Instant::now(), || {
+        std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
+    });
+    while open() >= 150 {
+        assert!(start.elapsed() < PATIENCE, "{} descriptors", open());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn memory_of_a_client_that_is_gone_is_unmapped_by_another_thread_before_the_next_client() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut victim = Victim::open(folder.path(), "");
+    let first = Client::connect(folder.path(), &mut victim);
+    let busy = keep_busy();
+    let reason = String::new();
+    let end = Message::Disconnect { code: 0, reason };
+    first.connection.send(&end, None).unwrap();
+    while victim.port.is_up() {
+        victim.poll();
+    }
+    let next = connect(folder.path(), &mut victim);
+    next.send(&init(), None).unwrap();
+    for _ in ["HELLO", "ACK"] {
+        assert!(expect(&next, || victim.poll()).is_some());
+    }
+    let size = Client::SIZE as u64;
+    let region = Message::AddRegion { index: 0, size };
+    next.send(&region, Some(first.file.as_fd())).unwrap();
+    for _ in 0..50 {
+        victim.poll();
+        assert!(matches!(next.receive(), Ok(Incoming::Nothing)));
+    }
+    drop(busy);
+    assert!(matches!(expect(&next, || victim.poll()), Some((Message::Ack, _))));
+}
+
+/// The last descriptor of a large file takes long to close, in whichever message it came.
+#[test]
+fn a_peer_waits_until_the_descriptors_that_it_has_passed_are_closed() {
+    const COUNT: usize = 100;
+    let folder = tempfile::tempdir().unwrap();
+    let listening = Listening::new(&Address::Path(folder.path().join("s")), 0o600, None).unwrap();
+    let peer = open(folder.path()).unwrap();
+    let connection = listening.accept().unwrap();
+    let busy = keep_busy();
+    let (_, file) = Region::create("castnet-memif", Client::SIZE).unwrap();
+    for _ in 0..COUNT {
+        peer.send(&Message::Ack, Some(file.as_fd())).unwrap();
+    }
+    let mut received = 0;
+    let mut receive = || {
+        while matches!(connection.receive(), Ok(Incoming::Message(_, Some(_)))) {
+            received += 1;
+        }
+        received
+    };
+    assert!((1..COUNT).contains(&receive()));
+    let _another = open(folder.path()).unwrap();
+    assert!(listening.accept().is_none());
+    drop(busy);
+    let start = Instant::now();
+    while receive() < COUNT {
+        assert!(start.elapsed() < PATIENCE, "{} messages", receive());
+        std::thread::yield_now();
+    }
 }
 
 #[test]
@@ -510,18 +596,24 @@ fn silent_clients_keep_nobody_out() {
     let mut victim = Victim::open(folder.path(), "");
     let mut silent: Vec<_> = Vec::new();
     for _ in 0..100 {
-        silent.push(connect(folder.path()));
+        silent.push(connect(folder.path(), &mut victim));
         victim.poll();
     }
     drop(Client::connect(folder.path(), &mut victim));
     while victim.port.is_up() {
         victim.poll();
     }
-    // One that stops in the middle is put out after a time.
-    let half = connect(folder.path());
-    half.send(&init(), None).unwrap();
-    assert!(expect(&half, || victim.poll()).is_some());
-    while let Some((message, _)) = expect(&half, || victim.poll()) {
+    // A client that answers only when it is greeted, and many that come between its messages.
+    let slow = connect(folder.path(), &mut victim);
+    assert!(matches!(
+        expect(&slow, || victim.poll()),
+        Some((Message::Hello(_), _))
+    ));
+    slow.send(&init(), None).unwrap();
+    silent.extend((0..16).map(|_| connect(folder.path(), &mut victim)));
+    assert!(matches!(expect(&slow, || victim.poll()), Some((Message::Ack, _))));
+    // It stops in the middle, and is put out after a time.
+    while let Some((message, _)) = expect(&slow, || victim.poll()) {
         if let Message::Disconnect { reason, .. } = message {
             assert!(reason.contains("does not answer"), "{reason}");
         }

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use arrayvec::ArrayVec;
 use castnet_wire::Nanos;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
@@ -15,9 +16,9 @@ use super::proto::{Message, Secret};
 use super::socket::{Address, Connection, Incoming, Listening};
 use super::{Peers, Shared};
 
-/// Connections that have not said which port they want. The oldest is closed for one more.
+/// Connections that have not said which port they want. One is closed for one more.
 const PENDING_MAX: usize = 16;
-/// Connections and messages per call.
+/// Connections accepted per call.
 const BOUND: usize = 16;
 
 /// What a port wants of its clients.
@@ -116,10 +117,22 @@ impl Listener {
         let Ok(mut inner) = self.inner.try_lock() else {
             return;
         };
+        // First those that are there: a flood of others closes none that has said what it wants.
+        self.receive(&mut inner, now);
+        self.accept(&mut inner, now);
+    }
+
+    fn accept(&self, inner: &mut Inner, now: Nanos) {
         for _ in 0..BOUND {
             let Some(connection) = self.socket.accept() else {
                 break;
             };
+            let uid = connection.uid;
+            if !inner.accepts(uid) {
+                let refusal = refuse(&connection, Refusal::User { uid });
+                self.log(inner, now, uid, &refusal);
+                continue;
+            }
             if connection.send(&control::hello(), None).is_err()
                 || self
                     .epoll
@@ -129,11 +142,16 @@ impl Listener {
                 continue;
             }
             if inner.pending.len() == PENDING_MAX {
-                let oldest = inner.pending.remove(0);
-                let _ = self.epoll.delete(&oldest);
+                let users: ArrayVec<u32, PENDING_MAX> = inner.pending.iter().map(|c| c.uid).collect();
+                let surplus = inner.pending.remove(surplus(&users));
+                let _ = self.epoll.delete(&surplus);
             }
             inner.pending.push(connection);
         }
+    }
+
+    /// Receives the first messages of pending connections.
+    fn receive(&self, inner: &mut Inner, now: Nanos) {
         let mut index = 0;
         while let Some(connection) = inner.pending.get(index) {
             let (message, _) = match connection.receive() {
@@ -150,16 +168,44 @@ impl Listener {
             let uid = connection.uid;
             if let Err(refusal) = message.and_then(|message| inner.assign(connection, message))
                 && !matches!(refusal, Refusal::Closed)
-                && now >= inner.next_log
             {
-                inner.next_log = now + super::LOG_INTERVAL;
-                tracing::warn!(socket = %self.address, uid, %refusal, "a memif client was refused");
+                self.log(inner, now, uid, &refusal);
             }
+        }
+    }
+
+    fn log(&self, inner: &mut Inner, now: Nanos, uid: u32, refusal: &Refusal) {
+        if now >= inner.next_log {
+            inner.next_log = now + super::LOG_INTERVAL;
+            tracing::warn!(socket = %self.address, uid, %refusal, "a memif client was refused");
         }
     }
 }
 
+/// Tells a client why it is refused.
+fn refuse(connection: &Connection, refusal: Refusal) -> Refusal {
+    let reason = refusal.to_string();
+    let _ = connection.send(&Message::Disconnect { code: 0, reason }, None);
+    refusal
+}
+
+/// The connection to close for one more, by the users of those there are: the oldest of the user with most. So no user keeps
+/// others out.
+fn surplus(users: &[u32]) -> usize {
+    let count = |user: u32| users.iter().filter(|other| **other == user).count();
+    // Of equal ones, the last.
+    (0..users.len())
+        .rev()
+        .max_by_key(|index| count(users[*index]))
+        .unwrap_or(0)
+}
+
 impl Inner {
+    /// True if any port accepts the user.
+    fn accepts(&self, uid: u32) -> bool {
+        self.ports.values().any(|port| port.wants.peers.accept(uid))
+    }
+
     fn assign(&mut self, connection: Connection, message: Message) -> Result<(), Refusal> {
         match self.entry(&connection, message) {
             Ok((entry, name)) => {
@@ -173,11 +219,7 @@ impl Inner {
                 shared.wake.wake();
                 Ok(())
             }
-            Err(refusal) => {
-                let reason = refusal.to_string();
-                let _ = connection.send(&Message::Disconnect { code: 0, reason }, None);
-                Err(refusal)
-            }
+            Err(refusal) => Err(refuse(&connection, refusal)),
         }
     }
 
@@ -244,5 +286,43 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let mut inner = self.listener.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.ports.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_with_most_connections_loses_the_oldest_of_them() {
+        for (users, expected) in [
+            (&[7][..], 0),
+            (&[7, 7, 7], 0),
+            (&[7, 8, 8], 1),
+            (&[7, 8, 9, 8, 9, 9], 2),
+            (&[7, 8, 8, 7], 0),
+        ] {
+            assert_eq!(surplus(users), expected, "{users:?}");
+        }
+    }
+
+    #[test]
+    fn a_user_is_accepted_at_the_socket_if_one_of_its_ports_accepts_it() {
+        let mut inner = Inner::default();
+        let own = nix::unistd::geteuid().as_raw();
+        let other = own + 1000;
+        let mut accepts = |id, peers| {
+            let wants = Registration {
+                secret: Secret::default(),
+                peers,
+                shared: Arc::default(),
+            };
+            let (arrived, busy) = (None, false);
+            inner.ports.insert(id, Entry { wants, arrived, busy });
+            [own, other, other + 1].map(|uid| inner.accepts(uid))
+        };
+        assert_eq!(accepts(0, Peers::Own), [true, false, false]);
+        assert_eq!(accepts(1, Peers::User(other)), [true, true, false]);
+        assert_eq!(accepts(2, Peers::Any), [true; 3]);
     }
 }

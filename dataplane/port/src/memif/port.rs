@@ -18,6 +18,7 @@ use super::socket::{Connection, Incoming};
 use super::{LOG_INTERVAL, MemifSpec, Role};
 use crate::pool::{Pool, PoolBuf};
 use crate::port::{Port, PortDevice, PortLink, PortStats, RingUse, fits_from, frame_max};
+use crate::retired::{Late, Retired};
 use crate::ring::FrameRing;
 use crate::sleep::Sleeper;
 use crate::spec::OpenError;
@@ -133,6 +134,7 @@ impl MemifPort {
                 log2_ring: spec.ring.ilog2() as u8,
                 buffer: spec.buffer_bytes() as u32,
                 seals: spec.seals,
+                retired: Retired::new(),
             },
             spec: spec.clone(),
             phase: Phase::Down,
@@ -173,24 +175,24 @@ impl MemifPort {
         {
             self.end(&Refusal::Silent);
         }
+        // The next link waits until the memory of the last one is unmapped.
+        let is_free = matches!(self.phase, Phase::Down) && self.terms.retired.is_empty();
         if let Some(seat) = &self.seat {
             if listener {
                 seat.serve(self.now);
             }
-            if matches!(self.phase, Phase::Down)
-                && let Some((connection, state)) = seat.take()
-            {
+            if is_free && let Some((connection, state)) = seat.take() {
                 self.start(connection, state);
                 // Its next message may be there already.
                 self.receive_messages();
             }
-        } else if matches!(self.phase, Phase::Down) && self.retry <= self.now {
+        } else if is_free && self.retry <= self.now {
             self.connect();
         }
     }
 
     fn connect(&mut self) {
-        match Connection::open(&self.spec.address) {
+        match Connection::open(&self.spec.address, &self.terms.retired) {
             Ok(connection) if !self.spec.peers.accept(connection.uid) => {
                 let uid = connection.uid;
                 self.failed(&Refusal::User { uid });
@@ -231,7 +233,7 @@ impl MemifPort {
         }
     }
 
-    fn handle(&mut self, message: Message, descriptor: Option<OwnedFd>) -> Result<(), Refusal> {
+    fn handle(&mut self, message: Message, descriptor: Option<Late<OwnedFd>>) -> Result<(), Refusal> {
         let Phase::Handshake(connection, state, deadline) = std::mem::replace(&mut self.phase, Phase::Down)
         else {
             return Ok(());
@@ -269,7 +271,7 @@ impl MemifPort {
         Ok(())
     }
 
-    /// Ends the connection, and the memory with it.
+    /// Ends the connection, and the memory with it. Another thread closes and unmaps both.
     fn end(&mut self, refusal: &Refusal) {
         self.spec.shared.up.store(false, Ordering::Relaxed);
         let connection = match std::mem::replace(&mut self.phase, Phase::Down) {
@@ -575,6 +577,7 @@ impl Port for MemifPort {
     fn poll_timeout(&self) -> Option<Nanos> {
         match &self.phase {
             _ if self.fault.is_some() => Some(Nanos::ZERO),
+            Phase::Down if !self.terms.retired.is_empty() => Some(self.next_check),
             Phase::Down => self.seat.is_none().then_some(self.retry),
             Phase::Handshake(_, _, deadline) => Some(*deadline),
             Phase::Up(_, link) => (!link.fences).then(|| self.now + UNFENCED_SLEEP),

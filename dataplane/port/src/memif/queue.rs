@@ -311,11 +311,8 @@ impl Receiver {
             None => side.ring.head(),
         };
         let filled = side.check(end.wrapping_sub(side.next))?;
-        // The client has not lent again what it has not given back.
-        match side.buffers {
-            Some(_) => side.check(filled + self.emptied),
-            None => Ok(filled),
-        }?;
+        // The peer cannot have filled again what was not given back.
+        side.check(filled + self.emptied)?;
         Ok(filled)
     }
 
@@ -407,5 +404,59 @@ impl Receiver {
     /// From now on this side polls.
     pub(super) fn mask_events(&self) {
         self.side.ring.mask_events();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG2: u8 = 2;
+    const SIZE: u16 = 1 << LOG2;
+
+    /// The receiving side of a server, or of a client with buffers of its own, and the peer's view of the ring.
+    fn receiver(is_client: bool) -> (Receiver, Ring) {
+        let region = Rc::new(Region::create("test", 4096).unwrap().0);
+        let [ring, of_peer] = [(); 2].map(|()| Ring::new(&region, 0, LOG2).unwrap());
+        let buffers = Buffers {
+            start: 1024,
+            size: 64,
+        };
+        for slot in 0..SIZE {
+            of_peer.set_descriptor(slot, buffers.empty(slot, SIZE));
+        }
+        let receiver = Receiver::new(ring, Rc::from([region]), is_client.then_some(buffers));
+        (receiver, of_peer)
+    }
+
+    #[test]
+    fn a_peer_cannot_fill_slots_that_were_not_given_back() {
+        for is_client in [false, true] {
+            let (mut receiver, peer) = receiver(is_client);
+            let fill = |end: u16| match is_client {
+                true => peer.set_tail(end),
+                false => peer.set_head(end),
+            };
+            // Heads and tails pass 2^16.
+            let mut filled = 0_u16;
+            for _ in 0..u16::MAX / SIZE + 2 {
+                filled = filled.wrapping_add(SIZE);
+                fill(filled);
+                assert_eq!(receiver.waiting(), Ok(SIZE));
+                for _ in 0..SIZE {
+                    assert_eq!(receiver.next(), Ok(Some(Ok(64))));
+                }
+                assert_eq!(receiver.next(), Ok(None));
+                receiver.give_back();
+            }
+            fill(filled.wrapping_add(3));
+            assert_eq!(receiver.next(), Ok(Some(Ok(64))));
+            // Two wait, and one was not given back.
+            fill(filled.wrapping_add(SIZE));
+            assert_eq!(receiver.waiting(), Ok(3));
+            fill(filled.wrapping_add(SIZE + 1));
+            let (used, size) = (SIZE + 1, SIZE);
+            assert_eq!(receiver.waiting(), Err(Fault::Index { used, size }));
+        }
     }
 }

@@ -17,6 +17,7 @@ use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::{Gid, chown};
 
 use super::proto::{BadMessage, MESSAGE, Message};
+use crate::retired::{Late, Retired};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 16;
@@ -70,6 +71,8 @@ pub(super) struct Listening {
     fd: OwnedFd,
     /// The file, and its device and inode.
     file: Option<(PathBuf, (u64, u64))>,
+    /// What clients have passed.
+    retired: Retired,
 }
 
 impl Listening {
@@ -93,7 +96,8 @@ impl Listening {
             Address::Abstract(_) => None,
         };
         // Removes the file if a step fails.
-        let listening = Self { fd, file };
+        let retired = Retired::new();
+        let listening = Self { fd, file, retired };
         if let Address::Path(path) = address {
             if group.is_some() {
                 chown(path, None, group.map(Gid::from_raw))?;
@@ -104,10 +108,13 @@ impl Listening {
         Ok(listening)
     }
 
-    /// The next connection, if any.
+    /// The next connection, if any. None while too much that clients have passed waits to be closed.
     pub(super) fn accept(&self) -> Option<Connection> {
+        if self.retired.is_full() {
+            return None;
+        }
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        Connection::new(accept4(&self.fd, flags).ok()?).ok()
+        Connection::new(accept4(&self.fd, flags).ok()?, &self.retired).ok()
     }
 }
 
@@ -147,10 +154,10 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// One end of a control connection.
+/// One end of a control connection. Another thread closes it, and with it the descriptors that were not received.
 #[derive(Debug)]
 pub(super) struct Connection {
-    fd: OwnedFd,
+    fd: Late<OwnedFd>,
     /// The user of the process that connected or that listens.
     pub(super) uid: u32,
 }
@@ -158,7 +165,7 @@ pub(super) struct Connection {
 /// What came from the peer.
 #[derive(Debug)]
 pub(super) enum Incoming {
-    Message(Message, Option<OwnedFd>),
+    Message(Message, Option<Late<OwnedFd>>),
     /// Nothing now.
     Nothing,
     /// The peer is gone.
@@ -166,16 +173,17 @@ pub(super) enum Incoming {
 }
 
 impl Connection {
-    fn new(fd: OwnedFd) -> io::Result<Self> {
+    fn new(fd: OwnedFd, retired: &Retired) -> io::Result<Self> {
         let uid = getsockopt(&fd, sockopt::PeerCredentials)?.uid();
+        let fd = Late::new(fd, retired);
         Ok(Self { fd, uid })
     }
 
     /// Connects without waiting.
-    pub(super) fn open(address: &Address) -> io::Result<Self> {
+    pub(super) fn open(address: &Address, retired: &Retired) -> io::Result<Self> {
         let fd = new_socket()?;
         connect(fd.as_raw_fd(), &address.unix()?)?;
-        Self::new(fd)
+        Self::new(fd, retired)
     }
 
     /// Sends a message, with a descriptor if given. An error if the peer is gone, or has not read earlier ones.
@@ -192,8 +200,13 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives the next message, with the first descriptor that came with it. All others are closed.
+    /// Receives the next message, with the first descriptor that came with it. All others are closed. Nothing while too much
+    /// waits to be closed.
     pub(super) fn receive(&self) -> Result<Incoming, BadMessage> {
+        let retired = self.fd.retired();
+        if retired.is_full() {
+            return Ok(Incoming::Nothing);
+        }
         let mut bytes = [0; MESSAGE + 1];
         let mut space = nix::cmsg_space!([RawFd; DESCRIPTORS]);
         let mut parts = [IoSliceMut::new(&mut bytes)];
@@ -208,7 +221,8 @@ impl Connection {
         for message in received.cmsgs().into_iter().flatten() {
             if let ControlMessageOwned::ScmRights(fds) = message {
                 // SAFETY: the kernel has just made these descriptors for us, and nothing else owns them.
-                descriptors.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+                let fds = fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+                descriptors.extend(fds.map(|fd| Late::new(fd, retired)));
             }
         }
         // A packet of no bytes is not told apart from the end, and is no message.

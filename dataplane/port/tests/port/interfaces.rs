@@ -11,11 +11,13 @@ use castnet_port::{
     AfPacketPort, AfPacketSpec, FaultControl, InterfaceWatch, Pool, Port, Sides, Sleeper, Waker,
 };
 use castnet_wire::{DropReason, Nanos};
+use castnet_wrap_up::skip;
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::gettid;
 
 use crate::af_packet::{TIMEOUT, frame, in_namespace, ip, open, pool, receive, send, sleeper_for, veth};
+use crate::tap::tap;
 
 const GONE: Option<&str> = Some("the interface is gone");
 
@@ -286,6 +288,45 @@ fn an_interface_that_cannot_be_used_is_a_reason() {
         veth("v0", "v1", 1500);
         assert_eq!(scene.report(), None);
         scene.passes_frames("v1");
+    });
+}
+
+/// The thread that watches reads the speed, and the port's thread does not.
+#[test]
+fn a_port_learns_the_speed_of_its_interface_from_the_watch() {
+    in_namespace(|| {
+        let _tap = tap("tap0", 1500);
+        let pool = pool();
+        let port = open("tap0", &pool);
+        let sender = AfPacketSpec::new("tap0").open(&pool, Sides::Send).unwrap();
+        let before = port.speed_mbps();
+        let speed = ["-s", "tap0", "speed", "2500"];
+        let set = Command::new("ethtool").args(speed).output();
+        if !set.is_ok_and(|out| out.status.success()) {
+            return skip("the speed of an interface", "needs ethtool");
+        }
+        assert_eq!((port.speed_mbps(), sender.speed_mbps()), (before, before));
+        let sides = [&port, &sender].map(|port| port.reattach().unwrap());
+        let mut watch = InterfaceWatch::new(vec![sides.into()]).unwrap();
+        watch.poll(Nanos::ZERO, &mut |_, _| panic!("it is attached"));
+        assert_eq!((port.speed_mbps(), sender.speed_mbps()), (Some(2500), Some(2500)));
+    });
+}
+
+#[test]
+fn a_port_opened_by_an_alternative_name_is_up() {
+    in_namespace(|| {
+        veth("v0", "v1", 1500);
+        ip("link property add dev v0 altname uplink");
+        let port = open("uplink", &pool());
+        let start = Instant::now();
+        while !port.is_up() {
+            assert!(start.elapsed() < TIMEOUT);
+            thread::yield_now();
+        }
+        assert_eq!(port.mtu(), 1500);
+        ip("link property del dev v0 altname uplink");
+        assert!(!port.is_up());
     });
 }
 

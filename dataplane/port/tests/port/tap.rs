@@ -9,14 +9,19 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::Instant;
 
-use castnet_port::{AfPacketSpec, Port, Segmentation, Sides};
+use castnet_port::{AfPacketSpec, Batch, Port, Segmentation, Sides};
+use castnet_wire::DropReason;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::af_packet::{TIMEOUT, frame, in_namespace, ip, open, pool, receive, send, sleeper_for, veth};
 use crate::superframes::{run, same_but_for_checksum};
 
 /// Creates a tap device that is up, and returns its other end.
-fn tap(name: &str, mtu: usize) -> File {
+pub(crate) fn tap(name: &str, mtu: usize) -> File {
+    device(name, mtu, 0)
+}
+
+fn device(name: &str, mtu: usize, flags: libc::c_int) -> File {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -28,7 +33,7 @@ fn tap(name: &str, mtu: usize) -> File {
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from as libc::c_char;
     }
-    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | flags) as libc::c_short;
     // SAFETY: the request is a whole `ifreq` with a zero-terminated name, as this command requires, and outlives the call.
     let rc = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
     assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
@@ -50,6 +55,52 @@ fn read(mut tap: &File, count: usize) -> Vec<Vec<u8>> {
         frames.push(bytes);
     }
     frames
+}
+
+/// A TCP super-frame of packets of 1000 bytes, behind its `virtio_net_hdr`. Its IP header gives another length.
+fn bad_super_frame(length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; 10 + length];
+    // Flag: the checksum is missing. Kind: TCP over IPv4.
+    bytes[..2].copy_from_slice(&[1, 1]);
+    for (at, value) in [(2, 54_u16), (4, 1000), (6, 34), (8, 16)] {
+        bytes[at..at + 2].copy_from_slice(&value.to_ne_bytes());
+    }
+    let frame = &mut bytes[10..];
+    frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 0xBB, 2, 0, 0, 0, 0, 0xAA, 8, 0]);
+    frame[14..24].copy_from_slice(&[0x45, 0, 0, 99, 0, 1, 0, 0, 64, 6]);
+    frame[46] = 0x50;
+    bytes
+}
+
+#[test]
+fn refused_super_frames_keep_the_thread_for_no_longer_than_a_batch() {
+    in_namespace(|| {
+        let mut writer = device("tap0", 4200, libc::IFF_VNET_HDR);
+        let pool = pool();
+        let mut port = open("tap0", &pool);
+        // Short ones fit their slots. The kernel keeps some of the long ones, and the others are missed.
+        for (length, count) in [(2_000, 100), (60_000, 600)] {
+            for _ in 0..count {
+                writer.write_all(&bad_super_frame(length)).expect("written");
+            }
+            let waiting = |port: &castnet_port::AfPacketPort| port.receive_ring().expect("a ring").used;
+            let (start, mut left) = (Instant::now(), waiting(&port));
+            assert_eq!(left, count);
+            while left > 0 {
+                assert!(start.elapsed() < TIMEOUT, "{left} of {count} frames");
+                let mut batch = Batch::new();
+                port.receive(&mut batch);
+                let taken = left - waiting(&port);
+                assert!(batch.is_empty() && taken <= batch.capacity(), "{taken} at once");
+                left -= taken;
+            }
+        }
+        let stats = port.stats();
+        assert!(
+            stats.drops[DropReason::Malformed] > 100 && stats.rx_missed > 0,
+            "{stats:?}"
+        );
+    });
 }
 
 #[test]
