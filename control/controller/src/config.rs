@@ -15,7 +15,7 @@ use castnet_wire::tree_latency;
 
 use crate::check::{TIMEOUT_MAX, timeout_text};
 use crate::state::tenants::Tenant;
-use crate::store::etcd::EtcdConfig;
+use crate::store::etcd::{DEFAULT_LEAD_TTL, EtcdConfig};
 
 /// Default pool of McstIDs: 65,534 of them. No host may have an address of it.
 pub const DEFAULT_MCST_POOL: &str = "10.200.0.0/16";
@@ -206,6 +206,7 @@ impl Config {
                         ..Security::default()
                     },
                     answer_within: Duration::from_secs(2),
+                    lead_ttl: DEFAULT_LEAD_TTL,
                 });
                 Some(())
             });

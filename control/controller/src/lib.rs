@@ -269,13 +269,6 @@ async fn begin(
         let mut core = shared.lock();
         core.forget_other_switches();
         for name in core.groups.names() {
-            let plan = core
-                .groups
-                .get(&name)
-                .and_then(|entry| entry.record().plan.clone());
-            if let Some(refinement) = plan.as_ref().and_then(|plan| plan.refinement.as_ref()) {
-                core.multicast_routes.keep(&name, refinement);
-            }
             core.arm(&name);
             core.lease_absent(&name);
             core.run_leases(&name);

@@ -82,7 +82,7 @@ async fn install(shared: &Arc<Shared>, record: Record) {
         match done {
             Ok(()) => {
                 let mut core = shared.lock();
-                if installing(&core, name, generation).is_some()
+                if placed_by(&core, name, generation, &plan).is_some()
                     && let Some(entry) = core.groups.get_mut(name)
                 {
                     entry.problems.remove(&switch);
@@ -97,15 +97,15 @@ async fn install(shared: &Arc<Shared>, record: Record) {
     pass(Checkpoint::AllInstalled).await;
     let mut core = shared.lock();
     // If a switch was lost since, the next iteration installs its rule again.
-    if installing(&core, name, generation).is_some_and(Entry::is_confirmed) {
+    if placed_by(&core, name, generation, &plan).is_some_and(Entry::is_confirmed) {
         core.try_step(name, Event::Confirmed, None);
     }
 }
 
 /// The next switch that has not confirmed; `None`: all have confirmed, or the installation is cancelled.
-fn next_switch(shared: &Arc<Shared>, name: &str, generation: u64, plan: &Plan) -> Option<String> {
+fn next_switch(shared: &Arc<Shared>, name: &str, generation: u64, plan: &Arc<Plan>) -> Option<String> {
     let core = shared.lock();
-    let entry = installing(&core, name, generation)?;
+    let entry = placed_by(&core, name, generation, plan)?;
     // From the leaves to the first: when one gets its rule, all below it are ready.
     let mut switches = plan.tree.iter().rev().map(|s| &s.name);
     switches.find(|s| !entry.confirmed.contains(*s)).cloned()
@@ -116,6 +116,11 @@ fn installing<'c>(core: &'c Core, name: &str, generation: u64) -> Option<&'c Ent
     let entry = core.groups.get(name)?;
     let present = (entry.record().generation, entry.record().phase);
     (present == (generation, Phase::Installing)).then_some(entry)
+}
+
+/// The same, while it is installed by this plan: a store that fails may have taken it back.
+fn placed_by<'c>(core: &'c Core, name: &str, generation: u64, plan: &Arc<Plan>) -> Option<&'c Entry> {
+    installing(core, name, generation).filter(|entry| entry.record().is_placed_by(plan))
 }
 
 fn to_place(core: &Core, name: &str, generation: u64) -> Result<Record, Cancelled> {
@@ -173,6 +178,10 @@ fn refuse(core: &mut Core, (name, generation): (&str, u64), failure: Failure) {
 async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Arc<Plan>> {
     let deadline = Instant::now() + shared.config.timeouts.host;
     let mut changes = shared.fabric.subscribe();
+    let mut changed = shared.lock().group(name).ok()?.changed.subscribe();
+    let mut cancelled = std::pin::pin!(async {
+        while changed.changed().await.is_ok() && installing(&shared.lock(), name, generation).is_some() {}
+    });
     loop {
         changes.mark_unchanged();
         let to_place = |core: &mut Core| to_place(core, name, generation);
@@ -200,7 +209,11 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Ar
             Ok(plan) => return Some(plan),
             Err(failure) => failure,
         };
-        if timeout_at(deadline, changes.changed()).await.is_err() {
+        let waited = tokio::select! {
+            () = &mut cancelled => return None,
+            waited = timeout_at(deadline, changes.changed()) => waited,
+        };
+        if waited.is_err() {
             if goes_without(shared, name, generation) {
                 continue;
             }
@@ -279,7 +292,7 @@ pub(crate) async fn update(shared: Arc<Shared>, name: String, leaves_first: bool
     }
 }
 
-/// Removes the group from its switches, the top one first: that stops all traffic. Whether there is more to do.
+/// Removes the group from its switches, the top one first: that stops all traffic. Whether there may be more to do.
 async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
     let name = record.name.as_str();
     shared.config.checkpoints.pass(Checkpoint::Removing).await;
@@ -305,6 +318,17 @@ async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
         shared.config.checkpoints.pass(checkpoint).await;
     }
     let mut core = shared.lock();
+    let Ok(now) = core.group(name).map(Entry::record) else {
+        return false;
+    };
+    if (now.mcst_id, now.generation) != (record.mcst_id, record.generation) {
+        // It was written off meanwhile. Another one that has its name has its own driver.
+        return false;
+    }
+    if !matches!(now.phase, Phase::Removing(_)) {
+        // The removal was not stored.
+        return true;
+    }
     core.try_change(name, |r| r.placed.retain(|s| !cleared.contains(&s)));
     let Some(entry) = core.groups.get_mut(name) else {
         return false;
@@ -319,4 +343,92 @@ async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
         core.try_step(name, Event::Cleared, None);
     }
     !must_wait
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Poll;
+
+    use super::*;
+    use crate::shell::shared::tests::shared;
+    use crate::state::core::tests::join;
+
+    /// A job whose hosts no switch has seen, in this phase; a switch that is not in the configuration may have its rule.
+    fn with_job(phase: Phase) -> (Arc<Shared>, Record) {
+        let shared = shared();
+        let mut core = shared.lock();
+        core.seat_rank(join("job", 0, 2, ""), "h0").map(drop).unwrap();
+        core.seat_rank(join("job", 1, 2, ""), "h1").map(drop).unwrap();
+        core.change("job", |r| {
+            r.phase = phase;
+            r.placed.insert("gone".into());
+        })
+        .unwrap();
+        let record = core.group("job").unwrap().record().clone();
+        drop(core);
+        (shared, record)
+    }
+
+    /// It is not in any hurry, but whoever ends the group waits for it.
+    #[tokio::test]
+    async fn a_group_that_waits_for_its_hosts_ends_at_once() {
+        let (shared, record) = with_job(Phase::Installing);
+        let mut waits = std::pin::pin!(lay_out(&shared, "job", record.generation));
+        assert!(poll_once(&mut waits).await.is_pending());
+        shared.lock().notify("job");
+        assert!(poll_once(&mut waits).await.is_pending());
+        shared.lock().destroy("job").map(drop).unwrap();
+        assert!(waits.await.is_none());
+    }
+
+    async fn poll_once<T>(work: &mut (impl Future<Output = T> + Unpin)) -> Poll<T> {
+        std::future::poll_fn(|cx| Poll::Ready(std::pin::Pin::new(&mut *work).poll(cx))).await
+    }
+
+    /// The group was written off or its removal taken back while switches were asked.
+    #[tokio::test]
+    async fn a_removal_ends_only_what_it_was_begun_for() {
+        let gone = Phase::Removing(After::Gone);
+        for (phase, other_generation, is_cleared, goes_on) in [
+            (gone, false, true, true),
+            (gone, true, false, false),
+            (Phase::Active, false, false, true),
+        ] {
+            let (shared, mut record) = with_job(phase);
+            record.phase = gone;
+            record.generation += u64::from(other_generation);
+            // Nothing is being written: what is staged is on disk.
+            crate::shell::shared::tests::end_batch(&shared);
+            let more = remove(&shared, record).await;
+            let core = shared.lock();
+            let there = core.group("job").map(|entry| entry.record().placed.len());
+            assert_eq!((there.ok() != Some(1), more), (is_cleared, goes_on), "{phase:?}");
+        }
+    }
+
+    /// A plan that could not be stored is none.
+    #[tokio::test]
+    async fn a_group_is_active_by_the_plan_that_was_installed() {
+        let (shared, record) = with_job(Phase::Installing);
+        let plan = Arc::new(Plan {
+            tree: Vec::new(),
+            rules: Default::default(),
+            shortages: String::new(),
+            refinement: None,
+            over_covered: Default::default(),
+        });
+        let is_placed = |shared: &Arc<Shared>| {
+            let core = shared.lock();
+            placed_by(&core, "job", record.generation, &plan).is_some()
+        };
+        assert!(!is_placed(&shared));
+        shared.lock().try_change("job", |r| r.plan = Some(plan.clone()));
+        assert!(is_placed(&shared));
+        let other = Plan {
+            shortages: "none".into(),
+            ..(*plan).clone()
+        };
+        shared.lock().try_change("job", |r| r.plan = Some(Arc::new(other)));
+        assert!(!is_placed(&shared));
+    }
 }

@@ -315,8 +315,10 @@ mod tests {
 
     use super::*;
     use crate::shell::shared::tests::shared;
+    use crate::shell::write;
     use crate::state::core::tests::{core, join};
     use crate::state::kinds::collective::record::{Collective, Settings};
+    use crate::store::StoreError;
 
     fn caller(name: Option<&str>) -> Arc<Caller> {
         let peer = Arc::new(Peer {
@@ -384,6 +386,30 @@ mod tests {
         core.seat_rank(join("job", 0, 3, "s"), "h0").map(drop).unwrap();
         exchanges.forget_strangers("job", core.collective("job").unwrap().1);
         assert!(exchanges.0.lock().rounds.is_empty());
+        drop(part);
+    }
+
+    /// Rounds of others had ended when a rank joined, also if that could not be stored and the rank was refused.
+    #[tokio::test]
+    async fn a_join_ends_the_rounds_of_others_when_it_is_on_disk() {
+        let shared = shared();
+        let exchanges = &shared.exchanges;
+        let put = exchanges.put(call(0, 3, 0, b"blob"), caller(Some("h9")));
+        let part = put.unwrap();
+        for is_stored in [false, true] {
+            let joined = shared.lock().init(join("job", 0, 3, ""), "h0");
+            assert!(joined.is_ok());
+            let batch = write::next_batch(&mut shared.lock()).unwrap();
+            assert_eq!(exchanges.0.lock().rounds.len(), 1);
+            match is_stored {
+                true => write::release(&shared, batch),
+                false => {
+                    let error = StoreError::Closed { store: "s".into() };
+                    write::take_back(&shared, batch, Arc::new(error));
+                }
+            }
+            assert_eq!(exchanges.0.lock().rounds.is_empty(), is_stored);
+        }
         drop(part);
     }
 

@@ -6,9 +6,9 @@ use std::sync::{Arc, Weak};
 use castnet_planner::{Room, Rooms};
 use castnet_proto::convert::{NewCollective, NewGroup};
 use castnet_proto::v1;
-use castnet_wire::Psn;
+use castnet_wire::{McstId, Psn};
 use parking_lot::Mutex;
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{MutexGuard, OwnedMutexGuard};
 
 use super::shared::Shared;
 use crate::error::Refusal;
@@ -16,6 +16,7 @@ use crate::state::core::Core;
 use crate::state::foresee::{self, Wanted};
 use crate::state::kinds::collective::record::{Collective, Settings};
 use crate::state::kinds::multicast::record::Multicast;
+use crate::state::journal::Ticket;
 use crate::state::kinds::{self, Kind};
 use crate::state::lifecycle::Phase;
 use crate::state::planning::{Draft, Layout, NoPlan};
@@ -96,10 +97,20 @@ impl Shared {
     /// Like [`Shared::plan`], for a request. Returns when the state that the answer depends on is on disk.
     async fn answer<T>(
         self: &Arc<Self>,
+        record: impl FnMut(&mut Core) -> Result<Record, Refusal>,
+        then: impl FnOnce(&mut Core, Record, Result<Layout, NoPlan>) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let (done, ticket) = self.early_answer(Purpose::Place, record, then).await;
+        ticket.durable().await.and(done)
+    }
+
+    /// The answer to a request, and what stands for the state that it depends on.
+    async fn early_answer<T>(
+        self: &Arc<Self>,
         purpose: Purpose,
         mut record: impl FnMut(&mut Core) -> Result<Record, Refusal>,
         then: impl FnOnce(&mut Core, Record, Result<Layout, NoPlan>) -> Result<T, Refusal>,
-    ) -> Result<T, Refusal> {
+    ) -> (Result<T, Refusal>, Ticket) {
         // A refusal too may depend on state that is not there yet.
         let record = |core: &mut Core| {
             let record = record(core);
@@ -110,8 +121,7 @@ impl Shared {
             (done, core.journal.ticket())
         };
         let planned = self.plan_for(purpose, record, then).await;
-        let (done, ticket) = planned.unwrap_or_else(|refused| refused);
-        ticket.durable().await.and(done)
+        planned.unwrap_or_else(|refused| refused)
     }
 }
 
@@ -122,13 +132,13 @@ const PLANS_OF_CALLER_MAX: usize = 8;
 /// however many it wants.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
-    all: Arc<tokio::sync::Mutex<()>>,
+    all: tokio::sync::Mutex<()>,
     callers: Mutex<BTreeMap<String, Weak<tokio::sync::Mutex<()>>>>,
 }
 
 impl Turns {
-    /// The turn of a caller, until it is dropped.
-    async fn take(&self, caller: &str) -> Result<[OwnedMutexGuard<()>; 2], Refusal> {
+    /// The turn among the plans of a caller, until it is dropped.
+    async fn own(&self, caller: &str) -> Result<OwnedMutexGuard<()>, Refusal> {
         let own = {
             let mut callers = self.callers.lock();
             callers.retain(|_, own| own.strong_count() > 0);
@@ -143,7 +153,12 @@ impl Turns {
             let most = PLANS_OF_CALLER_MAX;
             return Err(Refusal::TooManyPlans { most });
         }
-        Ok([own.lock_owned().await, self.all.clone().lock_owned().await])
+        Ok(own.lock_owned().await)
+    }
+
+    /// The turn among all callers, of one that has its own.
+    async fn among_all(&self, _own: &OwnedMutexGuard<()>) -> MutexGuard<'_, ()> {
+        self.all.lock().await
     }
 }
 
@@ -153,7 +168,7 @@ impl Shared {
         wanted: &Wanted,
         caller: &str,
     ) -> Result<v1::PlanGroupResponse, Refusal> {
-        let _turn = self.turns.take(caller).await?;
+        let own = self.turns.own(caller).await?;
         let record = |core: &mut Core| wanted.record(core);
         let then = |core: &mut Core, record, layout: Result<Layout, NoPlan>| {
             let has_own = |layout: &Layout| !layout.new_mcst_ids.is_empty();
@@ -162,7 +177,18 @@ impl Shared {
                 _ => Ok(foresee::answer(core, record, layout)),
             }
         };
-        self.answer(Purpose::Show, record, then).await
+        loop {
+            let (done, ticket) = {
+                let _turn = self.turns.among_all(&own).await;
+                self.early_answer(Purpose::Show, record, then).await
+            };
+            // The others do not wait for the store.
+            match ticket.durable().await {
+                // What it saw was taken back.
+                Err(Refusal::Store(_)) => {}
+                stored => return stored.and(done),
+            }
+        }
     }
 
     pub(crate) async fn create_collective(
@@ -185,15 +211,15 @@ impl Shared {
             self.exchanges.forget_strangers(&new.name, group);
             Ok(state)
         };
-        self.answer(Purpose::Place, record, then).await
+        self.answer(record, then).await
     }
 
-    /// Returns whether all members are in already.
+    /// The state of a new group; if all members are in, once it is active. Where it cannot be installed, nothing of it stays.
     pub(crate) async fn create_multicast(
         self: &Arc<Self>,
         group: NewGroup,
         owner: &str,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<v1::GroupState, Refusal> {
         let wanted = group.mcst_id;
         let start_psn = group.start_psn.unwrap_or_else(|| Psn::new(draw() as u32));
         let record = |core: &mut Core| {
@@ -206,19 +232,40 @@ impl Shared {
             core.check_multicast(&group)?;
             core.add_multicast(record, wanted, layout)
         };
-        self.answer(Purpose::Place, record, then).await
+        let (mcst_id, complete) = self.answer(record, then).await?;
+        let created = self.created((&group.name, mcst_id), complete).await;
+        if let Err(Refusal::Failed(_)) = created {
+            self.destroy_created((&group.name, mcst_id)).await?;
+        }
+        created
     }
 
-    /// The state of a new group; if all members are in, once it is active. Fails if it cannot be installed.
-    pub(crate) async fn created(
+    async fn destroy_created(self: &Arc<Self>, (group, mcst_id): (&str, McstId)) -> Result<(), Refusal> {
+        let (changed, ticket) = {
+            let mut core = self.lock();
+            // Another one may have its name.
+            if core.group(group)?.record().mcst_id != mcst_id {
+                return Ok(());
+            }
+            let changed = core.destroy(group)?;
+            (changed, core.journal.ticket())
+        };
+        ticket.durable().await?;
+        self.gone(group, changed).await.map(drop)
+    }
+
+    /// The state of a group that was just created; if all members are in, once it is active. Fails if it cannot be installed.
+    async fn created(
         self: &Arc<Self>,
-        group: &str,
+        (group, mcst_id): (&str, McstId),
         complete: bool,
     ) -> Result<v1::GroupState, Refusal> {
+        let gone = || Refusal::UnknownGroup { name: group.into() };
         let changed = self.lock().group(group)?.changed.subscribe();
         let rests = |core: &Core| {
             let entry = match core.multicast(group) {
-                Ok((entry, _)) => entry,
+                Ok((entry, _)) if entry.record().mcst_id == mcst_id => entry,
+                Ok(_) => return Some(Err(gone())),
                 Err(gone) => return Some(Err(gone)),
             };
             let record = entry.record();
@@ -230,8 +277,7 @@ impl Shared {
                 _ => Some(Ok(kinds::multicast::view::state(core, entry))),
             }
         };
-        let gone = || Err(Refusal::UnknownGroup { name: group.into() });
-        self.find(changed, rests).await?.unwrap_or_else(gone)
+        self.find(changed, rests).await?.unwrap_or_else(|| Err(gone()))
     }
 }
 
@@ -244,6 +290,29 @@ mod tests {
     use super::*;
     use crate::shell::shared::tests::{end_batch, shared};
     use crate::state::core::tests::join;
+    use crate::store::StoreError;
+
+    /// Of a job with one rank, which is not on disk.
+    fn with_rank() -> Arc<Shared> {
+        let shared = shared();
+        let seated = shared.lock().seat_rank(join("job", 0, 2, ""), "h0");
+        seated.map(drop).unwrap();
+        shared
+    }
+
+    fn wanted(name: &str) -> Wanted {
+        let member = |host: &str| v1::NewMember {
+            host: host.into(),
+            connection: None,
+        };
+        let request = v1::CreateGroupRequest {
+            name: name.into(),
+            source: "h1".into(),
+            members: vec![member("h1"), member("h2")],
+            ..Default::default()
+        };
+        Wanted::Multicast(new_group_from_proto(&request).unwrap())
+    }
 
     /// Others use the lock: what is only looked at does not hold it for a plan.
     #[tokio::test]
@@ -252,12 +321,7 @@ mod tests {
             (Purpose::Place, PLANS_UNLOCKED + 1),
             (Purpose::Show, PLANS_UNLOCKED),
         ] {
-            let shared = shared();
-            shared
-                .lock()
-                .seat_rank(join("job", 0, 2, ""), "h0")
-                .map(drop)
-                .unwrap();
+            let shared = with_rank();
             let mut asked = 0;
             // Its address is another group's, so no plan of it is current.
             let record = |core: &mut Core| {
@@ -279,68 +343,87 @@ mod tests {
     #[tokio::test]
     async fn a_plan_is_shown_when_what_it_depends_on_is_stored() {
         for (name, is_free) in [("other", true), ("job", false)] {
-            let shared = shared();
-            shared
-                .lock()
-                .seat_rank(join("job", 0, 2, ""), "h0")
-                .map(drop)
-                .unwrap();
-            let member = |host: &str| v1::NewMember {
-                host: host.into(),
-                connection: None,
-            };
-            let request = v1::CreateGroupRequest {
-                name: name.into(),
-                source: "h1".into(),
-                members: vec![member("h1"), member("h2")],
-                ..Default::default()
-            };
-            let wanted = Wanted::Multicast(new_group_from_proto(&request).unwrap());
+            let (shared, wanted) = (with_rank(), wanted(name));
             let mut shown = std::pin::pin!(shared.foresee(&wanted, "h1"));
             for _ in 0..100 {
                 let waits = tokio::time::timeout(Duration::ZERO, &mut shown).await;
                 assert!(waits.is_err(), "{name}");
             }
+            assert!(shared.turns.all.try_lock().is_ok(), "others can make theirs");
             end_batch(&shared);
             assert_eq!(shown.await.is_ok(), is_free, "{name}");
         }
     }
 
     #[tokio::test]
+    async fn a_plan_is_made_again_where_what_it_depended_on_was_not_stored() {
+        let (shared, wanted) = (with_rank(), wanted("job"));
+        let mut shown = std::pin::pin!(shared.foresee(&wanted, "h1"));
+        let waits = tokio::time::timeout(Duration::ZERO, &mut shown).await;
+        assert!(waits.is_err() && shared.turns.all.try_lock().is_ok());
+        let mut batch = shared.lock().journal.take(|_| None).expect("the rank is staged");
+        shared.lock().take_back(&mut batch);
+        batch.end(Err(Arc::new(StoreError::Failed {
+            store: "(faulty)".into(),
+            entry: None,
+            error: "no space left on device".into(),
+        })));
+        assert!(shown.await.is_ok(), "the name is free");
+    }
+
+    #[tokio::test]
     async fn a_caller_who_wants_many_plans_waits_with_one_among_the_others() {
         let (turns, order) = (Arc::new(Turns::default()), Arc::new(Mutex::new(Vec::new())));
-        let first = turns.take("many").await.unwrap();
+        let first = turns.own("many").await.unwrap();
+        let all = turns.among_all(&first).await;
         let mut waiting = tokio::task::JoinSet::new();
         for caller in ["many", "many", "many", "one"] {
             let (turns, order) = (turns.clone(), order.clone());
             waiting.spawn(async move {
-                let _turn = turns.take(caller).await.unwrap();
+                let own = turns.own(caller).await.unwrap();
+                let _turn = turns.among_all(&own).await;
                 order.lock().push(caller);
             });
             tokio::task::yield_now().await;
         }
         assert!(order.lock().is_empty());
-        drop(first);
+        drop((all, first));
         waiting.join_all().await;
         assert_eq!(*order.lock(), ["one", "many", "many", "many"]);
-        drop(turns.take("another").await.unwrap());
+        drop(turns.own("another").await.unwrap());
         assert_eq!(turns.callers.lock().len(), 1, "those who have left are forgotten");
     }
 
     #[tokio::test]
     async fn a_caller_waits_with_so_many_plans_and_no_more() {
         let turns = Arc::new(Turns::default());
-        let first = turns.take("many").await.unwrap();
+        let first = turns.own("many").await.unwrap();
         let mut waiting = tokio::task::JoinSet::new();
         for _ in 1..PLANS_OF_CALLER_MAX {
             let turns = turns.clone();
-            waiting.spawn(async move { turns.take("many").await.map(drop) });
+            waiting.spawn(async move { turns.own("many").await.map(drop) });
             tokio::task::yield_now().await;
         }
-        let refused = turns.take("many").await.map(drop).unwrap_err().to_string();
+        let refused = turns.own("many").await.map(drop).unwrap_err().to_string();
         assert!(refused.contains("8 plans"), "{refused}");
         drop(first);
         assert!(waiting.join_all().await.iter().all(Result::is_ok));
-        assert!(turns.take("many").await.is_ok());
+        assert!(turns.own("many").await.is_ok());
+    }
+
+    /// Its name may have another group by now, which is not touched.
+    #[tokio::test]
+    async fn who_creates_a_group_looks_at_no_other_of_its_name() {
+        let shared = with_rank();
+        end_batch(&shared);
+        let own = shared.lock().group("job").unwrap().record().mcst_id;
+        let other = McstId([10, 200, 9, 9].into());
+        let created = shared.created(("job", other), true).await;
+        assert!(matches!(created, Err(Refusal::UnknownGroup { .. })));
+        shared.destroy_created(("job", other)).await.unwrap();
+        let phase = || shared.lock().group("job").unwrap().record().phase;
+        assert_eq!(phase(), Phase::Registered);
+        let destroyed = tokio::time::timeout(Duration::ZERO, shared.destroy_created(("job", own))).await;
+        assert!(destroyed.is_err() && phase() != Phase::Registered);
     }
 }

@@ -116,6 +116,23 @@ impl Service {
         ticket.durable().await?;
         changed
     }
+
+    /// The result of work that is done also if the client goes, but not if the controller stops.
+    async fn to_its_end<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+    ) -> Result<T, Status> {
+        let stopped = self.shared.stopped.clone();
+        let work = async move {
+            tokio::select! {
+                biased;
+                () = stopped.cancelled() => Err(Refusal::Stopping),
+                done = work => done,
+            }
+        };
+        let done = tokio::spawn(work).await;
+        Ok(done.map_err(|error| Status::internal(error.to_string()))??)
+    }
 }
 
 fn shown(core: &Core, entry: &Entry) -> v1::Group {
@@ -158,17 +175,12 @@ impl Controller for Service {
     ) -> Answer<v1::CreateGroupResponse> {
         let caller = Caller::of(&request)?;
         let group = new_group_from_proto(request.get_ref())?;
-        let name = group.name.clone();
-        caller.concerns(&name);
+        caller.concerns(&group.name);
         self.shared.lists().await;
-        let complete = self.shared.create_multicast(group, caller.identity()).await?;
-        let created = self.shared.created(&name, complete).await;
-        if let Err(Refusal::Failed(_)) = created {
-            // All members were given, but the group cannot be installed: nothing of it stays.
-            let changed = self.stored(|core| core.destroy(&name)).await?;
-            self.shared.gone(&name, changed).await?;
-        }
-        let group = Some(created?);
+        let shared = self.shared.clone();
+        // A group that cannot be installed does not stay.
+        let created = async move { shared.create_multicast(group, caller.identity()).await };
+        let group = Some(self.to_its_end(created).await?);
         Ok(Response::new(v1::CreateGroupResponse { group }))
     }
 
@@ -453,12 +465,9 @@ impl Controller for Service {
             None => return Err(Invalid::missing("group", "a multicast or a collective group").into()),
         };
         let shared = self.shared.clone();
-        // To its end, also if the client goes: its turn is over when its work is.
-        let planned = tokio::spawn(async move { shared.foresee(&wanted, caller.identity()).await });
-        let planned = planned
-            .await
-            .map_err(|error| Status::internal(error.to_string()))?;
-        Ok(Response::new(planned?))
+        // Its turn is over when its work is.
+        let planned = async move { shared.foresee(&wanted, caller.identity()).await };
+        Ok(Response::new(self.to_its_end(planned).await?))
     }
 
     type InitGroupStream = Messages<v1::CollectiveState>;

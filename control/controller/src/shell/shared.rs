@@ -47,7 +47,7 @@ impl DerefMut for Locked<'_> {
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         for effect in std::mem::take(&mut self.core.effects) {
-            self.shared.carry_out(&self.core, effect);
+            self.shared.carry_out(effect);
         }
     }
 }
@@ -227,8 +227,8 @@ impl Shared {
         }
     }
 
-    /// `core` is locked.
-    pub(crate) fn carry_out(self: &Arc<Self>, core: &Core, effect: Effect) {
+    /// The state is locked.
+    pub(crate) fn carry_out(self: &Arc<Self>, effect: Effect) {
         let shared = self.clone();
         match effect {
             Effect::Publish(event) => self.release(*event),
@@ -248,11 +248,6 @@ impl Shared {
                 }
             }
             Effect::SyncRoutes(switch) => tasks::sync_routes(self, &switch, None),
-            Effect::ForgetStrangers(job) => {
-                if let Ok((_, group)) = core.collective(&job) {
-                    self.exchanges.forget_strangers(&job, group);
-                }
-            }
             Effect::After(pause, act) => self.spawn(async move {
                 tokio::time::sleep(pause).await;
                 act(&mut shared.lock());

@@ -11,7 +11,6 @@ use super::link::CHANGES_TOGETHER;
 use super::shared::Shared;
 use crate::state::core::Core;
 use crate::state::kinds::multicast::replan;
-use crate::state::planning::{self, Layout, NoPlan};
 use crate::state::record::Record;
 use crate::state::{broken_links, multicast_routes};
 
@@ -114,37 +113,8 @@ pub(crate) async fn refine_soon(shared: Arc<Shared>, name: String) {
 
 /// Finds a tree without the links that are down. If there is none, the state of the group says why.
 pub(crate) async fn replan(shared: Arc<Shared>, name: String, lost: String) {
-    let wanted = |core: &mut Core| {
-        core.give_up_all_joining(&name, &lost);
-        replan::wanted(core, &name).ok_or(())
-    };
-    let then = |core: &mut Core, wanted: Record, layout: Result<Layout, _>| {
-        let is_same = |r: &Record| r.generation + 1 == wanted.generation && r.phase.has_run();
-        if !core.groups.get(&name).is_some_and(|e| is_same(e.record())) {
-            return;
-        }
-        let layout = layout.and_then(|layout| planning::ready(core, layout));
-        let placed = match layout {
-            Ok(layout) => replan::place(core, &wanted, layout).map_err(str::to_owned),
-            Err(NoPlan::NotYet(failure) | NoPlan::Never(failure)) => Err(failure.reason),
-        };
-        match placed {
-            Ok(()) => {
-                tracing::warn!(group = name, lost, "gets another tree");
-                core.update(&name, true);
-            }
-            Err(reason) => {
-                let note = format!("no other tree: {reason}");
-                if let Some(entry) = core.groups.get_mut(&name)
-                    && entry.note != note
-                {
-                    tracing::warn!(group = name, lost, reason, "gets no other tree");
-                    entry.note = note;
-                    core.notify(&name);
-                }
-            }
-        }
-    };
+    let wanted = |core: &mut Core| replan::begin(core, &name, &lost).ok_or(());
+    let then = |core: &mut Core, wanted: Record, layout| replan::end(core, &wanted, layout, &lost);
     // Otherwise it has another tree already, or does not run any more.
     let _: Result<(), ()> = shared.plan(wanted, then).await;
 }

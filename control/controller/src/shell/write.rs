@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::health::{Health, Probe};
 use super::shared::Shared;
+use crate::state::core::Core;
 use crate::state::journal::{Batch, Value};
 use crate::store::{self, Store, StoreError, Table};
 
@@ -47,21 +48,8 @@ async fn write_all(shared: &Arc<Shared>, store: &dyn Store, mut probe: Probe) {
             }
         }
         let (batch, failing) = {
-            let core = &mut *shared.lock();
-            let (groups, facts, written_off) = (&core.groups, &core.facts, &core.written_off);
-            let batch = core.journal.take(|key| match key.table {
-                Table::Groups => groups
-                    .get(&key.name)
-                    .map(|e| Value::Group(Box::new(e.record().clone()))),
-                Table::Hosts => facts.hosts.get(&key.name).cloned().map(Value::Host),
-                Table::WrittenOff => {
-                    let mcst_id = key.name.parse().ok().map(McstId);
-                    let entry = mcst_id.and_then(|id| written_off.get(&id));
-                    entry.cloned().map(Value::WrittenOff)
-                }
-                Table::Meta => None,
-            });
-            (batch, core.store_error.clone())
+            let mut core = shared.lock();
+            (next_batch(&mut core), core.store_error.clone())
         };
         let Some(batch) = batch else {
             match health.retry_at {
@@ -95,6 +83,23 @@ async fn write_all(shared: &Arc<Shared>, store: &dyn Store, mut probe: Probe) {
     }
 }
 
+/// What is staged, with the present values.
+pub(super) fn next_batch(core: &mut Core) -> Option<Batch> {
+    let (groups, facts, written_off) = (&core.groups, &core.facts, &core.written_off);
+    core.journal.take(|key| match key.table {
+        Table::Groups => groups
+            .get(&key.name)
+            .map(|e| Value::Group(Box::new(e.record().clone()))),
+        Table::Hosts => facts.hosts.get(&key.name).cloned().map(Value::Host),
+        Table::WrittenOff => {
+            let mcst_id = key.name.parse().ok().map(McstId);
+            let entry = mcst_id.and_then(|id| written_off.get(&id));
+            entry.cloned().map(Value::WrittenOff)
+        }
+        Table::Meta => None,
+    })
+}
+
 /// Commits, and says if that takes long: switches and hosts wait for it.
 async fn commit(store: &dyn Store, writes: store::Batch) -> Result<(), StoreError> {
     let mut commit = std::pin::pin!(store.commit(writes));
@@ -115,9 +120,15 @@ fn store_fails(shared: &Arc<Shared>, health: &mut Health, error: Arc<StoreError>
     shared.lock().store_error = Some(error);
 }
 
-fn release(shared: &Arc<Shared>, mut batch: Batch) {
+pub(super) fn release(shared: &Arc<Shared>, mut batch: Batch) {
     let mut core = shared.lock();
     core.journal.under_way = None;
+    for record in batch.groups() {
+        if let Some(group) = record.collective() {
+            // Ranks may have joined. A join that is taken back ends nobody's round.
+            shared.exchanges.forget_strangers(&record.name, group);
+        }
+    }
     for message in batch.messages.drain(..) {
         message();
     }
@@ -134,7 +145,7 @@ fn release(shared: &Arc<Shared>, mut batch: Batch) {
     batch.end(Ok(()));
 }
 
-fn take_back(shared: &Arc<Shared>, mut batch: Batch, error: Arc<StoreError>) {
+pub(super) fn take_back(shared: &Arc<Shared>, mut batch: Batch, error: Arc<StoreError>) {
     let mut core = shared.lock();
     let mut rest = core.take_back(&mut batch);
     let works = batch.retries.drain(..).chain(rest.retries.drain(..));

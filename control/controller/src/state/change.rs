@@ -151,6 +151,10 @@ impl Core {
             self.effects.push(Effect::FabricChanged);
         }
         self.arm(name);
+        if event == Event::Confirmed {
+            // Calls may have ended before, as by a restart of the controller.
+            self.run_leases(name);
+        }
         Ok(())
     }
 
@@ -208,7 +212,6 @@ impl Core {
             self.groups.put_back(group);
             names.insert(name);
         }
-        self.links_changed.groups.extend(names.iter().cloned());
         self.effects.push(Effect::FabricChanged);
         for name in names {
             if let Some(entry) = self.groups.get_mut(&name) {
@@ -248,6 +251,8 @@ impl Core {
             return;
         };
         let problems = entry.problems.clone();
+        self.links_changed.groups.insert(name.into());
+        self.effects.push(Effect::FabricChanged);
         self.arm(name);
         self.lease_absent(name);
         self.run_leases(name);
@@ -256,6 +261,7 @@ impl Core {
             self.unsettled(&switch, name, &reason);
         }
         self.recover(name);
+        multicast_routes::taken_back(self, name);
         if let Err(error) = self.settle(name) {
             tracing::error!(group = name, %error, "step failed");
         }
@@ -338,6 +344,8 @@ impl Core {
                     let ending = Ending::failed(generation, None, Some(switch), reason);
                     self.try_step(name, Event::Lost, Some(ending));
                 }
+                // It has been restarted since it confirmed.
+                Some(None) => drop(entry.confirmed.remove(switch)),
                 // It is removed, or was evicted with the members there.
                 None if record.wanted_rule(switch).is_none() && is_cleared() => {
                     entry.problems.remove(switch);

@@ -81,6 +81,9 @@ impl Core {
             .filter(|(key, _)| key.table == Table::Groups);
         let set_apart: BTreeMap<String, String> = apart.map(|(key, reason)| (key.name, reason)).collect();
         let switches = config.switches.iter().map(|s| s.name.clone());
+        let mut multicast_routes = MulticastRoutes::new(config.topology.as_ref()).unwrap_or_default();
+        // Before a router is asked what it has: it keeps the routes of these groups.
+        multicast_routes.keep_all(&groups);
         // What is in memory alone is new at each start, as everybody knows.
         let may_be_wrong = stored.is_new && (config.store.is_some() || config.etcd.is_some());
         Self {
@@ -107,7 +110,7 @@ impl Core {
             postponed: Postponed::default(),
             links_changed: Changed::default(),
             signs: Signs::default(),
-            multicast_routes: MulticastRoutes::new(config.topology.as_ref()).unwrap_or_default(),
+            multicast_routes,
             config,
         }
     }

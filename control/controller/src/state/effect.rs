@@ -40,8 +40,6 @@ pub(crate) enum Effect {
     Look(String),
     /// A switch gets the multicast routes that it should have.
     SyncRoutes(String),
-    /// Exchanges of a job end of those who are none of its ranks.
-    ForgetStrangers(String),
     /// Work after a pause, if the controller still runs.
     After(Duration, Work),
     /// The same, unless the sender is dropped before: see [`TimerGuard`].

@@ -132,6 +132,15 @@ impl Batch {
         self.writes.iter().map(write).collect()
     }
 
+    /// Groups as they are written.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = &Record> {
+        let values = self.writes.values().filter_map(|staged| staged.value.as_ref());
+        values.filter_map(|value| match value {
+            Value::Group(record) => Some(&**record),
+            Value::Host(_) | Value::WrittenOff(_) => None,
+        })
+    }
+
     pub(crate) fn undo(&mut self) -> impl Iterator<Item = (Key, Undo)> {
         let writes = std::mem::take(&mut self.writes).into_iter();
         writes.filter_map(|(key, staged)| Some((key, staged.undo?)))

@@ -17,18 +17,24 @@ use crate::state::core::Core;
 use crate::state::effect::Effect;
 use crate::state::fabric::{Facts, Reach};
 use crate::state::kinds::multicast::refine::Refinement;
+use crate::state::table::{Entry, Groups};
 
 /// What the controller knows of them.
 #[derive(Default)]
 pub(crate) struct MulticastRoutes {
     pub(crate) relays: Option<Arc<Relays>>,
     failed: Option<FailedRelay>,
+    /// ToRs of which it was not known yet whether they relay. While there are some, all keep the routes that they have: a controller
+    /// before this one may have moved them.
+    undecided: BTreeSet<Tor>,
     /// By address, groups of which programmable routers make copies.
     groups: BTreeMap<Ipv4Addr, CoreGroup>,
     /// The address given out last: the search continues after it, so that none is used again soon.
     last: Option<Ipv4Addr>,
     /// Addresses that no group uses any more are looked for soon.
     is_sweeping: bool,
+    /// Groups that are looked at soon, to refine them.
+    pub(crate) refined_soon: BTreeSet<String>,
 }
 
 /// A group that programmable routers know.
@@ -55,8 +61,10 @@ impl MulticastRoutes {
     /// Of the fabric in a topology file. `Err`: its splitters have no relays, and why.
     pub(crate) fn new(file: Option<&Topology>) -> Result<Self, String> {
         let relays = file.map(Relays::of).transpose().map_err(|error| error.reason())?;
+        let relays = relays.flatten().map(Arc::new);
         Ok(Self {
-            relays: relays.flatten().map(Arc::new),
+            undecided: relays.iter().flat_map(|r| r.tors()).map(|(tor, _)| tor).collect(),
+            relays,
             ..Self::default()
         })
     }
@@ -83,8 +91,8 @@ impl MulticastRoutes {
         Some(address)
     }
 
-    /// Takes the address that a group had before the controller was restarted.
-    pub(crate) fn keep(&mut self, group: &str, refinement: &Refinement) {
+    /// Takes the address that a group has in its plan.
+    fn keep(&mut self, group: &str, refinement: &Refinement) {
         let kept = CoreGroup {
             name: group.to_owned(),
             copies: refinement.copies.clone(),
@@ -106,6 +114,15 @@ impl MulticastRoutes {
             .any(|known| known.is_new && known.name == group)
     }
 
+    /// Takes the addresses that groups had before the controller was restarted.
+    pub(crate) fn keep_all(&mut self, groups: &Groups) {
+        for entry in groups.after(None) {
+            if let Some(own) = refinement(entry) {
+                self.keep(&entry.record().name, own);
+            }
+        }
+    }
+
     fn relaying(&self, relays: &Relays) -> Relaying {
         let mut relaying = Relaying::of(relays.fabric());
         if let Some(failed) = &self.failed {
@@ -113,6 +130,10 @@ impl MulticastRoutes {
         }
         relaying
     }
+}
+
+fn refinement(entry: &Entry) -> Option<&Refinement> {
+    entry.record().plan.as_ref()?.refinement.as_ref()
 }
 
 impl Core {
@@ -124,7 +145,8 @@ impl Core {
             scope: Vec::new(),
             routes: BTreeMap::new(),
         };
-        let relays = known.relays.as_deref().filter(|_| only.is_none());
+        let is_decided = only.is_none() && known.undecided.is_empty();
+        let relays = known.relays.as_deref().filter(|_| is_decided);
         if let Some((relays, tor)) = relays.and_then(|relays| Some((relays, relays.tor(switch)?))) {
             let all: Vec<Ipv4Net> = relays.addresses().iter().map(|a| Ipv4Net::from(*a)).collect();
             wanted.scope.extend(Ipv4Net::aggregate(&all));
@@ -194,23 +216,38 @@ impl Core {
         relays: &Relays,
         now: Instant,
     ) -> (BTreeSet<String>, Option<Instant>) {
-        let faults = relays
-            .tors()
-            .filter_map(|(tor, splitter)| Some((tor, self.relay_fault(splitter, now)?)));
         let (mut failed, mut due) = (BTreeMap::new(), None::<Instant>);
-        for (tor, fault) in faults {
-            match fault {
-                Ok(why) => drop(failed.insert(tor, why)),
-                Err(at) => due = Some(due.map_or(at, |due| due.min(at))),
+        let mut open = BTreeSet::new();
+        for (tor, splitter) in relays.tors() {
+            let known = self.facts.switches.get(&splitter.from);
+            match self.relay_fault(splitter, now) {
+                Some(Ok(why)) => drop(failed.insert(tor, why)),
+                Some(Err(at)) => {
+                    due = Some(due.map_or(at, |due| due.min(at)));
+                    open.insert(tor);
+                }
+                None if known.is_some_and(|(reach, _)| *reach == Reach::Unknown) => drop(open.insert(tor)),
+                None => {}
             }
         }
-        let before = self.multicast_routes.failed.take();
+        let routes = &mut self.multicast_routes;
+        let mut changed = BTreeSet::new();
+        if !routes.undecided.is_empty() {
+            // One that has been known once does not keep the others waiting.
+            routes.undecided.retain(|tor| open.contains(tor));
+            if !routes.undecided.is_empty() {
+                return (BTreeSet::new(), due);
+            }
+            changed.extend(relays.tors().map(|(tor, _)| tor));
+        }
+        let names = |tors: BTreeSet<Tor>| tors.into_iter().map(|tor| relays.name(tor).to_owned()).collect();
+        let before = routes.failed.take();
         let stays = |before: &FailedRelay| failed.contains_key(&before.tor);
         if before.as_ref().is_some_and(stays) || before.is_none() && failed.is_empty() {
-            self.multicast_routes.failed = before;
-            return (BTreeSet::new(), due);
+            routes.failed = before;
+            return (names(changed), due);
         }
-        let mut changed: BTreeSet<Tor> = before.iter().flat_map(|before| before.update.tors()).collect();
+        changed.extend(before.iter().flat_map(|before| before.update.tors()));
         if let Some(FailedRelay { tor, .. }) = before {
             tracing::info!(relay = relays.name(tor), "sends to its splitter again");
             self.publish(Event::RelayChanged(v1::RelayChanged {
@@ -232,8 +269,7 @@ impl Core {
             changed.extend(update.tors());
             self.multicast_routes.failed = Some(FailedRelay { tor, update });
         }
-        let changed = changed.into_iter().map(|tor| relays.name(tor).to_owned());
-        (changed.collect(), due)
+        (names(changed), due)
     }
 }
 
@@ -252,10 +288,7 @@ fn sweep(core: &mut Core) {
     let (mut gone, mut again) = (Vec::new(), false);
     for (address, known) in &core.multicast_routes.groups {
         let entry = core.groups.get(&known.name);
-        let plan = entry.and_then(|entry| entry.record().plan.as_ref());
-        let used = plan
-            .and_then(|plan| plan.refinement.as_ref())
-            .map(|own| own.address);
+        let used = entry.and_then(refinement).map(|own| own.address);
         // Its switches may still have the rules of the plan before.
         let changes = entry.is_some_and(|entry| !entry.is_confirmed());
         match known.is_new || used == Some(*address) || changes {
@@ -278,3 +311,22 @@ fn sweep(core: &mut Core) {
     // Those that found no free address.
     core.refine_all();
 }
+
+/// Changes of a group were taken back: an address that it had is its own again, and it may be refined.
+pub(crate) fn taken_back(core: &mut Core, name: &str) {
+    let routes = &mut core.multicast_routes;
+    let own = core.groups.get(name).and_then(refinement);
+    if let Some(own) = own.filter(|own| !routes.groups.contains_key(&own.address)) {
+        routes.keep(name, own);
+        for router in core.programmable_routers() {
+            core.effects.push(Effect::SyncRoutes(router));
+        }
+    }
+    if !core.multicast_routes.groups.is_empty() {
+        sweep_soon(core);
+    }
+    core.refine_soon(name);
+}
+
+#[cfg(test)]
+mod tests;

@@ -18,6 +18,8 @@ pub(crate) struct Version {
 pub(crate) struct Found {
     pub(crate) mcst_id: McstId,
     pub(crate) generation: u64,
+    /// By the name of the rule.
+    pub(crate) group: String,
 }
 
 /// What turns `found` into `wanted`. Removals come first, as they make room.
@@ -92,6 +94,15 @@ mod tests {
         }
     }
 
+    fn there(mcst_id: McstId, generation: u64) -> Found {
+        let group = "g".into();
+        Found {
+            mcst_id,
+            generation,
+            group,
+        }
+    }
+
     /// A switch that does what it is told, by the agent's rules.
     fn carry_out(diff: &Diff, wanted: &BTreeMap<McstId, Version>, found: &mut Vec<Found>) {
         for (mcst_id, generation) in &diff.removals {
@@ -105,10 +116,7 @@ mod tests {
                 let old = found.remove(old);
                 assert!(old.generation < generation, "replaces an older one");
             }
-            found.push(Found {
-                mcst_id: *mcst_id,
-                generation,
-            });
+            found.push(there(*mcst_id, generation));
         }
     }
 
@@ -123,7 +131,7 @@ mod tests {
                 .into_iter()
                 .map(|(n, (generation, has_run))| (id(n), Version { generation, has_run }))
                 .collect();
-            let found = found.into_iter().map(|(n, generation)| Found { mcst_id: id(n), generation });
+            let found = found.into_iter().map(|(n, generation)| there(id(n), generation));
             let mut found: Vec<Found> = found.collect();
             let actions = diff(&wanted, &found);
             for mcst_id in &actions.installs {
@@ -163,10 +171,7 @@ mod tests {
             has_run: true,
         };
         let wanted = BTreeMap::from([(id(1), version)]);
-        let found = [Found {
-            mcst_id: id(1),
-            generation: 3,
-        }];
+        let found = [there(id(1), 3)];
         assert_eq!(diff(&wanted, &found), Diff::default());
     }
 }

@@ -246,6 +246,11 @@ impl Record {
         (0..).zip(self.mcst_ids_on(switch)).map(wanted).collect()
     }
 
+    /// Whether it has this plan: a later group of its name has another one.
+    pub(crate) fn is_placed_by(&self, plan: &Arc<Plan>) -> bool {
+        self.plan.as_ref().is_some_and(|own| Arc::ptr_eq(own, plan))
+    }
+
     /// Version of the switch's rules; `None` if no rules belong there.
     pub(crate) fn wanted_version(&self, switch: &str) -> Option<Version> {
         self.wanted_rule(switch).map(|rule| Version {

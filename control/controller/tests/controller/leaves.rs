@@ -153,9 +153,15 @@ async fn what_a_receiver_has_when_it_leaves_is_kept_until_it_joins_again() {
     );
     assert_eq!(state.members[1].received, None);
 
-    // The source leaves, and all join again.
+    // The source leaves. Who has failed since says so; who has said it does not say anything else. All join again.
     assert!(leave("h0", 0, "").await.unwrap().into_inner().left);
     reaches(&client, "g", Registered).await;
+    for (host, bytes) in [("h1", 9), ("h2", 99)] {
+        assert!(!leave(host, bytes, "the disk is full").await.unwrap().into_inner().left);
+    }
+    let state = reaches(&client, "g", Registered).await.state.unwrap();
+    let bytes = |n: usize| state.members[n].received.as_ref().map(|r| r.bytes);
+    assert_eq!((bytes(1), bytes(2)), (Some(9), Some(7)));
     let _calls = all_join(&lab, &client, 18, true).await;
     let state = reaches(&client, "g", Active).await.state.unwrap();
     assert!(state.members.iter().all(|m| m.received.is_none()), "{state:?}");

@@ -37,9 +37,12 @@ impl Link {
             brief: true,
         };
         let listed = call(shared.config.timeouts.switch, client.list_groups(request)).await?;
-        let found = self.sort(&mut shared.lock(), &shared.owner, listed);
-        let (names, wanted) = shared.read(|core| wanted(core, switch)).await?;
-        let diff = diff(&wanted, &found);
+        let mut found = self.sort(&mut shared.lock(), &shared.owner, listed);
+        let read = |core: &Core| (wanted(core, switch), of_others_now(core, &found));
+        let ((names, wanted), replaced) = shared.read(read).await?;
+        found.retain(|rule| !replaced.contains_key(&rule.mcst_id));
+        let mut diff = diff(&wanted, &found);
+        diff.removals.extend(replaced);
         tracing::debug!(switch, ?diff, "reconciling");
         // Addresses of rules that the switch may have afterwards. A group may end meanwhile: its driver waits for the turn.
         let mut may_stay: BTreeSet<McstId> = wanted.into_keys().collect();
@@ -94,7 +97,11 @@ impl Link {
             let (generation, is_own) = (rule.generation, owner == own);
             let group = lane_of(&rule.name).map_or(&*rule.name, |(group, _)| group);
             match is_own && !core.set_apart.contains_key(group) {
-                true => ours.push(Found { mcst_id, generation }),
+                true => ours.push(Found {
+                    mcst_id,
+                    generation,
+                    group: group.to_owned(),
+                }),
                 // Groups of rule files have no owner.
                 false => others.push((mcst_id, !is_own && !owner.is_empty())),
             }
@@ -169,6 +176,16 @@ impl Link {
     }
 }
 
+/// Rules of groups that this controller does not know any more, at addresses that it has given to others since, with their generations.
+fn of_others_now(core: &Core, found: &[Found]) -> BTreeMap<McstId, u64> {
+    let is_other = |rule: &&Found| {
+        let now = core.groups.by_mcst_id(rule.mcst_id);
+        now.is_some_and(|entry| entry.record().name != rule.group)
+    };
+    let others = found.iter().filter(is_other);
+    others.map(|rule| (rule.mcst_id, rule.generation)).collect()
+}
+
 /// The groups of a switch, and the desired versions there, by the address of each lane.
 fn wanted(core: &Core, switch: &str) -> (Vec<String>, BTreeMap<McstId, Version>) {
     let names = core.groups.on_switch(switch);
@@ -179,4 +196,27 @@ fn wanted(core: &Core, switch: &str) -> (Vec<String>, BTreeMap<McstId, Version>)
     let versions = versions.flat_map(|(r, version)| r.mcst_ids_on(switch).map(move |lane| (lane, version)));
     let versions = versions.collect();
     (names, versions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::core::tests::{core, join};
+
+    /// As after a store was restored from a backup: the address that a forgotten group had was given to another one.
+    #[test]
+    fn rules_of_forgotten_groups_are_not_taken_for_those_of_others() {
+        let mut core = core(|_| {});
+        core.seat_rank(join("job", 0, 2, ""), "h0").map(drop).unwrap();
+        let own = core.group("job").unwrap().record().mcst_id;
+        let other = McstId([10, 200, 9, 9].into());
+        let found = |mcst_id, group: &str| Found {
+            mcst_id,
+            generation: 3,
+            group: group.into(),
+        };
+        let removed = |rule: Found| of_others_now(&core, &[rule]).contains_key(&own);
+        assert!(!removed(found(own, "job")) && removed(found(own, "g")));
+        assert!(of_others_now(&core, &[found(other, "g")]).is_empty());
+    }
 }

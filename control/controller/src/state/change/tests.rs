@@ -7,6 +7,7 @@ use crate::state::core::tests::{core, join};
 use crate::state::fabric::HostRecord;
 use crate::state::kinds::Kind;
 use crate::state::kinds::collective::record::{Collective, Settings};
+use crate::state::lifecycle::After;
 
 fn mcst_id(last: u8) -> McstId {
     McstId([10, 200, 0, last].into())
@@ -90,6 +91,51 @@ fn a_group_that_went_before_another_of_its_name_came_in_a_batch_that_fails_is_th
         assert_eq!(holders, [Some("g"), None, None]);
         assert_eq!(core.groups.names(), ["g"]);
         assert_eq!(Vec::from_iter(&core.postponed.groups), ["g"]);
+    }
+}
+
+/// Work follows when the store works: until then it would be taken back again, at once and for ever.
+#[test]
+fn what_is_taken_back_is_looked_at_again_when_the_store_works() {
+    let mut core = core(|_| {});
+    core.add(record("g", 1)).unwrap();
+    write(&mut core);
+    core.links_changed = Default::default();
+    core.try_change("g", |r| r.generation = 7);
+    let mut batch = begin(&mut core);
+    core.take_back(&mut batch);
+    assert!(core.links_changed.groups.is_empty());
+    assert!(core.resume());
+    assert_eq!(Vec::from_iter(&core.links_changed.groups), ["g"]);
+}
+
+/// It was restarted while the other switches of the group were told, or before the driver noted what it had confirmed.
+#[test]
+fn a_switch_that_lacks_its_part_has_not_confirmed() {
+    let mut core = core(|_| {});
+    core.add(record("g", 1)).unwrap();
+    core.try_change("g", |r| (r.phase, r.generation) = (Phase::Installing, 1));
+    for there in [None, Some(1)] {
+        core.groups.get_mut("g").unwrap().confirmed.insert("s".into());
+        core.settled("s", &["g".into()], &[("g", there)].into(), &BTreeSet::new());
+        let has_confirmed = core.group("g").unwrap().confirmed.contains("s");
+        assert_eq!(has_confirmed, there.is_some());
+    }
+}
+
+/// The driver of a group that ends meanwhile removes what may stay.
+#[test]
+fn a_switch_that_was_reconciled_has_nothing_but_what_may_stay() {
+    for (stays, is_cleared) in [(None, true), (Some(2), true), (Some(1), false)] {
+        let mut core = core(|_| {});
+        core.add(record("g", 1)).unwrap();
+        core.try_change("g", |r| {
+            r.placed.insert("s".into());
+            r.phase = Phase::Removing(After::Gone);
+        });
+        let may_stay = stays.map(mcst_id).into_iter().collect();
+        core.settled("s", &["g".into()], &BTreeMap::new(), &may_stay);
+        assert_eq!(core.group("g").unwrap().record().placed.is_empty(), is_cleared, "{stays:?}");
     }
 }
 

@@ -11,8 +11,6 @@ use tonic::Status;
 use super::api;
 use super::client::{Client, created_at, found, get, put};
 
-/// Time to live of the lease: the shortest that etcd grants with its default election timeout.
-const TTL: Duration = Duration::from_secs(2);
 /// Pause between renewals of the lease.
 const RENEWAL: Duration = Duration::from_millis(400);
 /// Pause after a renewal that failed.
@@ -33,11 +31,12 @@ pub(crate) struct Lead {
     lost: CancellationToken,
 }
 
-/// Takes the lead unless another controller has it; then returns its address.
+/// Takes the lead unless another controller has it; then returns its address. `ttl`: of the lease, in whole seconds.
 pub(super) async fn campaign(
     client: &Arc<Client>,
     key: Vec<u8>,
     address: &str,
+    ttl: Duration,
 ) -> Result<Result<Arc<Lead>, String>, Status> {
     let range = api::RangeRequest {
         key: key.clone(),
@@ -47,7 +46,7 @@ pub(super) async fn campaign(
         return Ok(Err(text(leader.value)));
     }
     let began = Instant::now();
-    let (lease, ttl) = client.grant(TTL).await?;
+    let (lease, ttl) = client.grant(ttl).await?;
     let request = api::TxnRequest {
         compare: vec![created_at(&key, 0)],
         success: vec![put(key.clone(), address.into(), lease)],

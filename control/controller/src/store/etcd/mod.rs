@@ -40,6 +40,9 @@ pub(crate) const BYTES_MAX: usize = 1_200_000;
 /// Entries of a page.
 const PAGE: i64 = 512;
 
+/// Default of [`EtcdConfig::lead_ttl`]: the shortest that etcd grants with its default election timeout.
+pub const DEFAULT_LEAD_TTL: Duration = Duration::from_secs(2);
+
 /// Where the store is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdConfig {
@@ -51,6 +54,9 @@ pub struct EtcdConfig {
     pub security: Security,
     /// A member that has not answered a call for so long is left for another one.
     pub answer_within: Duration,
+    /// Time to live of the lease that is the lead: another controller leads so long after the leader has ended, and a leader that
+    /// stands still for so long loses the lead. etcd grants whole seconds, so a fraction is left out, and may grant more.
+    pub lead_ttl: Duration,
 }
 
 /// Result of an attempt to lead.
@@ -107,6 +113,7 @@ pub struct Candidate {
     prefix: String,
     client: Arc<Client>,
     address: String,
+    lead_ttl: Duration,
 }
 
 impl Candidate {
@@ -117,6 +124,7 @@ impl Candidate {
             prefix: config.prefix.clone(),
             client: Arc::new(Client::new(config)),
             address: address.into(),
+            lead_ttl: config.lead_ttl,
         }
     }
 
@@ -126,7 +134,7 @@ impl Candidate {
     /// etcd cannot be reached, or has no quorum.
     pub async fn campaign(&self) -> Result<Campaign, StoreError> {
         let key = format!("{}/leader", self.prefix).into_bytes();
-        let outcome = lead::campaign(&self.client, key, &self.address).await;
+        let outcome = lead::campaign(&self.client, key, &self.address, self.lead_ttl).await;
         Ok(
             match outcome.map_err(|status| failed(&self.name, None, &status))? {
                 Err(leader) => Campaign::Lost(leader),

@@ -11,7 +11,6 @@ use super::view::{self, RankState};
 use crate::error::Refusal;
 use crate::state::access::check_size;
 use crate::state::core::Core;
-use crate::state::effect::Effect;
 use crate::state::kinds::{Ends, Joining, Kind};
 use crate::state::leases::Leased;
 use crate::state::lifecycle::{After, Event, Phase};
@@ -215,7 +214,6 @@ impl Core {
             self.add(record)?;
         }
         tracing::info!(group = job, rank, generation, "rank joined");
-        self.effects.push(Effect::ForgetStrangers(job.clone()));
         let seated = self.attend(job, rank, generation)?;
         self.settle(job)?;
         Ok(seated)

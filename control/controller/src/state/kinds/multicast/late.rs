@@ -148,16 +148,24 @@ impl Core {
 
     /// A receiver that waits to join the stream cannot: its call has ended, or a switch cannot be reached.
     pub(crate) fn give_up_joining(&mut self, group: &str, host: &str, reason: &str) {
-        if !self.multicast(group).is_ok_and(|(_, kind)| kind.is_waiting(host)) {
+        let kind = self.multicast(group).map(|(_, kind)| kind);
+        let member = kind.ok().filter(|kind| kind.is_waiting(host));
+        let Some(by) = member.and_then(|kind| Some(kind.member(host)?.1.state.seat()?.by)) else {
             return;
-        }
+        };
         tracing::warn!(group, host, reason, "does not join the running stream");
         if let Err(error) = self.evict_host(group, host, Afterwards::Member) {
             tracing::error!(group, host, %error, "cannot take out a member");
         }
         let (group, host, reason) = (group.to_owned(), host.to_owned(), reason.to_owned());
-        self.journal
-            .retry(move |core| core.give_up_joining(&group, &host, &reason));
+        self.journal.retry(move |core| {
+            let kind = core.multicast(&group).map(|(_, kind)| kind);
+            let seat = kind.ok().and_then(|kind| kind.member(&host)?.1.state.seat());
+            // It may have come again since.
+            if seat.is_some_and(|seat| seat.by == by) {
+                core.give_up_joining(&group, &host, &reason);
+            }
+        });
     }
 
     /// A switch reports the first packet of a receiver that joins.

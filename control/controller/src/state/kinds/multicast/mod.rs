@@ -10,7 +10,7 @@ use castnet_rules::{GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop};
 use self::record::{JoinedBy, MemberRecord, Multicast, is_by_call};
 use super::{GroupKind, Joining, News, Party};
 use crate::state::core::Core;
-use crate::state::lifecycle::{Event, Phase};
+use crate::state::lifecycle::{After, Event, Phase};
 use crate::state::planning::planned_member;
 use crate::state::record::Record;
 use crate::state::shown::{Planned, Source};
@@ -89,7 +89,7 @@ impl GroupKind for Multicast {
     }
 
     fn after_restart(&mut self, phase: Phase) {
-        if phase == Phase::Registered {
+        if matches!(phase, Phase::Registered | Phase::Removing(After::Registered)) {
             self.forget(is_by_call);
         }
         for member in Arc::make_mut(&mut self.members) {

@@ -16,6 +16,7 @@ use crate::state::fabric::Reach;
 use crate::state::lifecycle::Phase;
 use crate::state::multicast_routes;
 use crate::state::record::{Plan, Record};
+use crate::state::table::Entry;
 
 /// One copy to an address of the group, of which programmable routers make several.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,7 +28,8 @@ pub struct Refinement {
 }
 
 pub(crate) struct Draft {
-    generation: u64,
+    /// The plan that it is for: another group of this name has another one.
+    before: Arc<Plan>,
     pub(crate) refinement: Refinement,
     pub(crate) routers: Vec<String>,
 }
@@ -83,12 +85,19 @@ impl Core {
         let entry = self.groups.get(name);
         if file.is_some_and(|file| file.group_addresses().is_some())
             && entry.is_some_and(|entry| is_wanted(entry.record()))
+            && self.multicast_routes.refined_soon.insert(name.into())
         {
             self.effects.push(Effect::Refine(name.into()));
         }
     }
 
+    /// Carries out [`Effect::Refine`]: takes an address for the group, if it can be refined now.
     pub(crate) fn begin_refinement(&mut self, name: &str) -> Option<Draft> {
+        self.multicast_routes.refined_soon.remove(name);
+        // A group whose record does not read may have any address.
+        if !self.set_apart.is_empty() {
+            return None;
+        }
         let block = self.facts.file.as_ref()?.group_addresses()?;
         let routers = self.programmable_routers();
         let is_up = |name: &String| matches!(self.facts.switches.get(name), Some((Reach::Up, _)));
@@ -98,17 +107,22 @@ impl Core {
         if !is_ready || !is_wanted(record) || self.multicast_routes.is_being_refined(name) {
             return None;
         }
-        if !entry.is_confirmed() || kind.members.iter().any(|member| member.is_waiting()) {
-            self.effects.push(Effect::Refine(name.into()));
+        // Then it changes, and is looked at again.
+        if kind.members.iter().any(|member| member.is_waiting()) {
             return None;
         }
-        let (generation, copies) = (record.generation, copies(record.plan.as_ref()?)?);
+        if !entry.is_confirmed() {
+            self.refine_soon(name);
+            return None;
+        }
+        let before = record.plan.clone()?;
+        let copies = copies(&before)?;
         let Some(address) = self.multicast_routes.take(block, name, &copies) else {
             tracing::warn!(group = name, %block, "no group address is free: it stays on those of the static core");
             return None;
         };
         Some(Draft {
-            generation,
+            before,
             refinement: Refinement { address, copies },
             routers,
         })
@@ -117,20 +131,18 @@ impl Core {
     /// The routers are ready: the source's switch sends one copy from now on.
     pub(crate) fn finish_refinement(&mut self, name: &str, draft: Draft) {
         let Draft {
-            generation,
-            refinement,
-            ..
+            before, refinement, ..
         } = draft;
         let address = refinement.address;
         self.multicast_routes.settle(address);
-        let entry = self.groups.get(name);
-        let fits = |e: &crate::state::table::Entry| {
-            e.record().generation == generation && is_wanted(e.record()) && e.is_confirmed()
+        let fits = |entry: &&Entry| {
+            let record = entry.record();
+            record.is_placed_by(&before) && is_wanted(record) && entry.is_confirmed()
         };
-        let plan = entry.filter(|e| fits(e)).and_then(|e| e.record().plan.clone());
-        let Some(before) = plan else {
+        let Some(entry) = self.groups.get(name).filter(fits) else {
             return multicast_routes::sweep_soon(self);
         };
+        let generation = entry.record().generation;
         let mut plan = Plan::clone(&before);
         let top = before.tree.first().and_then(|top| plan.rules.get_mut(&top.name));
         for endpoint in top.into_iter().flat_map(|rule| &mut rule.endpoints) {
@@ -151,3 +163,6 @@ impl Core {
         self.update(name, true);
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

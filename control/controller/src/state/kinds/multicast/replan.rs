@@ -13,11 +13,18 @@ use super::late::has_host;
 use crate::state::broken_links;
 use crate::state::core::Core;
 use crate::state::kinds::Kind;
-use crate::state::planning::Layout;
+use crate::state::planning::{self, Layout, NoPlan};
 use crate::state::record::{Plan, Record};
 
-/// The group with the members that take part, if links of it are down.
-pub(crate) fn wanted(core: &Core, name: &str) -> Option<Record> {
+/// The group with the members that take part, if links of it are down. No receiver joins the stream meanwhile.
+pub(crate) fn begin(core: &mut Core, name: &str, lost: &str) -> Option<Record> {
+    // Those that join a tree without broken links go on.
+    wanted(core, name)?;
+    core.give_up_all_joining(name, lost);
+    wanted(core, name)
+}
+
+fn wanted(core: &Core, name: &str) -> Option<Record> {
     let entry = core.groups.get(name)?;
     let record = entry.record();
     if !broken_links::is_watched(record) || broken_links::down(core, entry).is_empty() {
@@ -33,8 +40,41 @@ pub(crate) fn wanted(core: &Core, name: &str) -> Option<Record> {
     Some(wanted)
 }
 
+/// Gives the group the new tree. If there is none, its state says why. `wanted`: as it began.
+pub(crate) fn end(core: &mut Core, wanted: &Record, layout: Result<Layout, NoPlan>, lost: &str) {
+    let is_same = |r: &Record| {
+        let has_plan = wanted.plan.as_ref().is_some_and(|plan| r.is_placed_by(plan));
+        has_plan && r.generation + 1 == wanted.generation && r.phase.has_run()
+    };
+    let name = &wanted.name;
+    if !core.groups.get(name).is_some_and(|e| is_same(e.record())) {
+        return;
+    }
+    let layout = layout.and_then(|layout| planning::ready(core, layout));
+    let placed = match layout {
+        Ok(layout) => place(core, wanted, layout).map_err(str::to_owned),
+        Err(NoPlan::NotYet(failure) | NoPlan::Never(failure)) => Err(failure.reason),
+    };
+    match placed {
+        Ok(()) => {
+            tracing::warn!(group = name, lost, "gets another tree");
+            core.update(name, true);
+        }
+        Err(reason) => {
+            let note = format!("no other tree: {reason}");
+            if let Some(entry) = core.groups.get_mut(name)
+                && entry.note != note
+            {
+                tracing::warn!(group = name, lost, reason, "gets no other tree");
+                entry.note = note;
+                core.notify(name);
+            }
+        }
+    }
+}
+
 /// Stores the new tree. Fails if members would have to connect in another way.
-pub(crate) fn place(core: &mut Core, wanted: &Record, layout: Layout) -> Result<(), &'static str> {
+fn place(core: &mut Core, wanted: &Record, layout: Layout) -> Result<(), &'static str> {
     let Layout {
         plan, new_mcst_ids, ..
     } = layout;
@@ -85,4 +125,111 @@ fn serves_all_of(plan: &Plan, before: &Plan) -> Result<(), &'static str> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use castnet_topology::Topology;
+    use castnet_wire::CoreKind;
+
+    use super::*;
+    use crate::config::SwitchConfig;
+    use crate::state::core::tests::core;
+    use crate::state::fabric::{PortReport, Reach, SwitchReport};
+    use crate::state::kinds::multicast::late::Late;
+    use crate::state::kinds::multicast::refine::tests::{run, set_late};
+
+    /// Two leaves below two spines; h0 is at leaf0, the others are at leaf1.
+    fn fabric() -> Core {
+        let mut file = String::new();
+        for name in ["leaf0", "leaf1", "spine0", "spine1"] {
+            file += &format!("[[switches]]\nname = \"{name}\"\nports = 4\n");
+        }
+        for (host, at) in [(0, "leaf0:0"), (1, "leaf1:0"), (2, "leaf1:1")] {
+            file += &format!(
+                "[[hosts]]\nname = \"h{host}\"\nip = \"10.0.0.{n}\"\nmac = \"02:00:00:00:00:0{n}\"\n\
+                 [[links]]\na = \"{at}\"\nb = \"h{host}\"\n",
+                n = host + 1
+            );
+        }
+        for (leaf, spine) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let port = 2 + spine;
+            file += &format!("[[links]]\na = \"leaf{leaf}:{port}\"\nb = \"spine{spine}:{leaf}\"\n");
+        }
+        let topology = Topology::from_toml(&file).unwrap();
+        let mut core = core(|config| {
+            let switch = |name: String| SwitchConfig {
+                name,
+                agent: "unix:/nowhere".parse().unwrap(),
+            };
+            config.switches = topology.switches().map(|s| switch(s.name.clone())).collect();
+            config.topology = Some(topology);
+        });
+        for name in ["leaf0", "leaf1", "spine0", "spine1"] {
+            core.facts.set_reach(name, Reach::Up);
+        }
+        core
+    }
+
+    /// The link of leaf0 that group g uses goes down.
+    fn break_link(core: &mut Core) {
+        let plan = core.group("g").unwrap().record().plan.clone().unwrap();
+        let mut up = plan.rules["leaf0"]
+            .endpoints
+            .iter()
+            .filter(|e| e.next_hop.host().is_none());
+        let number = up.next().unwrap().port.index() as u8;
+        let port = PortReport {
+            name: "up".into(),
+            mac: [2; 6],
+            mtu: 1500,
+            up: false,
+        };
+        let report = SwitchReport {
+            ports: [(number, port)].into(),
+            neighbours: Vec::new(),
+        };
+        core.facts.report("leaf0", report);
+    }
+
+    fn waits(core: &Core) -> bool {
+        let (_, kind) = core.multicast("g").unwrap();
+        kind.is_waiting("h1")
+    }
+
+    /// The link was back, or the group had another tree already.
+    #[test]
+    fn who_joins_a_tree_without_broken_links_goes_on() {
+        let mut core = fabric();
+        run(&mut core, "g", 1, CoreKind::default(), &[0, 1, 2]);
+        set_late(&mut core, "g", Some(Late::Waiting));
+        assert!(begin(&mut core, "g", "a link is down").is_none());
+        assert!(waits(&core));
+        break_link(&mut core);
+        let wanted = begin(&mut core, "g", "a link is down").unwrap();
+        assert!(!waits(&core));
+        // It was taken out, and the tree is another one.
+        let members = &wanted.multicast().unwrap().members;
+        let members: Vec<&str> = members.iter().map(|m| m.host.as_str()).collect();
+        assert_eq!((members, wanted.generation), (vec!["h0", "h2"], 3));
+    }
+
+    #[test]
+    fn another_group_of_the_name_keeps_its_tree() {
+        let mut core = fabric();
+        let generation = |core: &Core| core.group("g").unwrap().record().generation;
+        for is_other in [true, false] {
+            run(&mut core, "g", 1, CoreKind::default(), &[0, 1, 2]);
+            break_link(&mut core);
+            let wanted = begin(&mut core, "g", "").unwrap();
+            let planned = core.plan_now(&wanted);
+            if is_other {
+                core.forget("g").unwrap();
+                run(&mut core, "g", 1, CoreKind::default(), &[0, 1, 2]);
+            }
+            end(&mut core, &wanted, planned, "");
+            assert_eq!(generation(&core), if is_other { 1 } else { 2 });
+            core.forget("g").unwrap();
+        }
+    }
 }

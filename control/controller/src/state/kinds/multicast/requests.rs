@@ -43,14 +43,14 @@ impl Core {
         Ok(())
     }
 
-    /// Returns whether all members are in already.
+    /// Returns its McstID, and whether all members are in already.
     pub(crate) fn add_multicast(
         &mut self,
         record: Record,
         wanted: Option<McstId>,
         layout: Result<Layout, NoPlan>,
-    ) -> Result<bool, Refusal> {
-        let name = record.name.clone();
+    ) -> Result<(McstId, bool), Refusal> {
+        let (name, mcst_id) = (record.name.clone(), record.mcst_id);
         let complete = record.multicast().is_some_and(Multicast::all_joined);
         let layout = self.create(record, wanted, layout)?;
         self.settle(&name)?;
@@ -61,7 +61,7 @@ impl Core {
             rules.for_each(|rule| rule.generation = generation);
             let _ = planning::place(self, &name, layout);
         }
-        Ok(complete)
+        Ok((mcst_id, complete))
     }
 
     /// Returns the number of the call, and the changes that it waits for.
@@ -228,6 +228,9 @@ impl Core {
         let runs = record.phase.has_run();
         let kind = self.multicast(group)?.1;
         let left = matches!(member.state, Joining::Joined(_));
+        // The source may have left before it: then the run is over, and no member is in.
+        let over = !left && member.put_out.is_none() && member.received.is_none();
+        let reports = received.is_some() && (over || left && runs);
         if left {
             let ends = kind.needs(host);
             tracing::info!(group, host, "left");
@@ -241,15 +244,15 @@ impl Core {
                         self.step(group, Event::Ended, None)?;
                     }
                 }
-                (true, false) => {
-                    self.evict_host(group, host, Afterwards::Member)?;
-                    self.change_member(group, host, |member| member.received = received)?;
-                }
+                (true, false) => self.evict_host(group, host, Afterwards::Member)?,
                 (false, _) => {
                     self.set_member(group, host, Joining::Expected)?;
                     self.step(group, Event::Withdrawn, None)?;
                 }
             }
+        }
+        if reports {
+            self.change_member(group, host, |member| member.received = received)?;
         }
         let diversion = view::diversion(self.multicast(group)?.1);
         Ok(v1::LeaveGroupResponse {

@@ -4,14 +4,19 @@ use std::sync::Arc;
 
 use castnet_proto::convert::{NewGroup, NewMember};
 use castnet_rules::{HostEndpoint, HostPart};
-use castnet_wire::{AnySource, MacAddr, Pmtu, Psn, Qpn};
+use castnet_wire::{AnySource, MacAddr, McstId, Pmtu, Psn, Qpn};
 
+use super::late::Late;
 use super::outside::Outside;
 use super::record::{Diverted, JoinedBy, MemberState, Multicast, Seat, StallPolicy};
-use crate::state::kinds::{GroupKind, Joining};
+use crate::state::core::Core;
+use crate::state::core::tests::core;
+use crate::state::kinds::{GroupKind, Joining, Kind};
+use crate::state::leases::Leased;
 use crate::state::lifecycle::{After, Event, PHASES, Phase};
+use crate::state::record::Record;
 
-fn end(number: u8) -> HostEndpoint {
+pub(crate) fn end(number: u8) -> HostEndpoint {
     HostEndpoint {
         name: format!("h{number}"),
         ip: [10, 0, 0, number].into(),
@@ -22,7 +27,7 @@ fn end(number: u8) -> HostEndpoint {
 }
 
 /// h0 sends to h1 and h2, and all have joined.
-fn group() -> Multicast {
+pub(crate) fn group() -> Multicast {
     let member = |number| NewMember {
         host: format!("h{number}"),
         ends: vec![end(number)],
@@ -50,7 +55,7 @@ fn group() -> Multicast {
     Multicast::new(group, Psn::new(0), 100)
 }
 
-fn set(group: &mut Multicast, number: usize, change: impl Fn(&Seat) -> MemberState) {
+pub(crate) fn set(group: &mut Multicast, number: usize, change: impl Fn(&Seat) -> MemberState) {
     let member = &mut Arc::make_mut(&mut group.members)[number];
     let seat = member.state.seat().expect("it has joined").clone();
     Arc::make_mut(member).state = change(&seat);
@@ -138,13 +143,69 @@ fn a_new_tree_has_nobody_outside_and_a_new_run_no_diversion() {
     assert_eq!((group.outside.is_empty(), group.diverted), (true, None));
 }
 
+/// Calls may have ended before: h1 has a lease, and its call was one to an earlier controller.
+#[test]
+fn a_lease_runs_when_the_group_is_active() {
+    let mut core = core(|_| {});
+    let mut kind = group();
+    set(&mut kind, 1, |seat| {
+        Joining::Joined(Seat {
+            by: JoinedBy::Call(0),
+            lease_ms: Some(1000),
+            ..seat.clone()
+        })
+    });
+    let mcst_id = McstId([10, 200, 0, 1].into());
+    let mut record = Record::new("g".into(), (mcst_id, Vec::new()), Kind::Multicast(kind));
+    record.phase = Phase::Installing;
+    core.add(record).unwrap();
+    core.run_leases("g");
+    assert!(core.group("g").unwrap().live.leases.is_empty());
+    core.step("g", Event::Confirmed, None).unwrap();
+    let leases = &core.group("g").unwrap().live.leases;
+    assert_eq!(Vec::from_iter(leases.keys()), [&Leased::Host("h1".into())]);
+}
+
+/// It comes again while the store fails, by another call.
+#[test]
+fn a_receiver_that_comes_again_is_not_put_out_for_its_earlier_call() {
+    let waits = |core: &mut Core, call| {
+        core.try_change("g", |r| {
+            let Kind::Multicast(kind) = &mut r.kind else { return };
+            set(kind, 1, |seat| {
+                Joining::Joined(Seat {
+                    by: JoinedBy::Call(call),
+                    late: Some(Late::Waiting),
+                    ..seat.clone()
+                })
+            });
+        });
+    };
+    for (call, is_put_out) in [(5, true), (6, false)] {
+        let mut core = core(|_| {});
+        let mcst_id = McstId([10, 200, 0, 1].into());
+        let mut record = Record::new("g".into(), (mcst_id, Vec::new()), Kind::Multicast(group()));
+        record.phase = Phase::Active;
+        core.add(record).unwrap();
+        waits(&mut core, 5);
+        core.journal.take(|_| None).unwrap().end(Ok(()));
+        core.give_up_joining("g", "h1", "its call has ended");
+        let mut batch = core.journal.take(|_| None).unwrap();
+        core.take_back(&mut batch);
+        waits(&mut core, call);
+        batch.retries.drain(..).for_each(|retry| retry(&mut core));
+        let (_, kind) = core.multicast("g").unwrap();
+        assert_eq!(kind.members[1].state == Joining::Expected, is_put_out, "call {call}");
+    }
+}
+
 /// No call to another controller stands. A group that runs keeps its members, who call again.
 #[test]
 fn after_a_restart_calls_are_those_of_an_earlier_controller() {
     for phase in PHASES {
         let mut group = mixed();
         group.after_restart(phase);
-        let waits = phase == Phase::Registered;
+        let waits = matches!(phase, Phase::Registered | Phase::Removing(After::Registered));
         assert_eq!(is_in(&group), [true, !waits, false], "{phase:?}");
         let by = |n: usize| group.members[n].state.seat().map(|seat| seat.by);
         assert_eq!(by(0), Some(JoinedBy::Creation));

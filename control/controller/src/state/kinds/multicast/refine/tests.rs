@@ -1,0 +1,233 @@
+//! When a group is refined, and which one.
+
+use std::fmt::Write as _;
+
+use castnet_planner::static_core;
+use castnet_proto::convert::{NewGroup, NewMember};
+use castnet_rules::{HostEndpoint, HostPart};
+use castnet_topology::Topology;
+use castnet_wire::{MacAddr, McstId, Pmtu, Psn, Qpn};
+
+use super::*;
+use crate::config::SwitchConfig;
+use crate::state::core::tests::core;
+use crate::state::kinds::multicast::late::Late;
+use crate::state::kinds::multicast::record::Multicast;
+use crate::state::kinds::{Joining, Kind};
+
+/// Four leaves with a host each below a programmable router that is connected.
+pub(crate) fn star() -> Core {
+    let mut file = "group_addresses = \"239.200.0.0/24\"\n".to_owned();
+    file += "[[switches]]\nname = \"core\"\nkind = \"router\"\nprogrammable = true\nports = 4\n";
+    for leaf in 0..4 {
+        let _ = write!(
+            file,
+            "[[switches]]\nname = \"leaf{leaf}\"\nports = 2\nmcst_prefix = \"10.21{leaf}.0.0/24\"\n\
+             [[hosts]]\nname = \"h{leaf}\"\nip = \"10.0.0.{n}\"\nmac = \"02:00:00:00:00:0{n}\"\n\
+             [[links]]\na = \"leaf{leaf}:0\"\nb = \"h{leaf}\"\n[[links]]\na = \"leaf{leaf}:1\"\nb = \"core:{leaf}\"\n",
+            n = leaf + 1
+        );
+    }
+    let mut topology = Topology::from_toml(&file).unwrap();
+    let layout = static_core::layout(&topology, "239.1.0.0/16".parse().unwrap()).unwrap();
+    for (address, route) in layout.addresses {
+        topology.add_multicast_route(address, route).unwrap();
+    }
+    let mut core = core(|config| {
+        let names = topology.switches().map(|s| s.name.clone());
+        let switch = |name| SwitchConfig {
+            name,
+            agent: "unix:/nowhere".parse().unwrap(),
+        };
+        config.switches = names.map(switch).collect();
+        config.topology = Some(topology);
+    });
+    core.facts.set_reach("core", Reach::Up);
+    core
+}
+
+/// A group of these hosts that runs on all its switches: the first one sends.
+pub(crate) fn run(core: &mut Core, name: &str, number: u8, kind: CoreKind, hosts: &[u8]) {
+    let request = request_of(name, kind, hosts);
+    let kind = Kind::Multicast(Multicast::new(request, Psn::new(0), 100));
+    let mcst_id = McstId([10, 200, 0, number].into());
+    let mut record = Record::new(name.into(), (mcst_id, Vec::new()), kind);
+    (record.phase, record.generation) = (Phase::Active, 1);
+    let layout = core.plan_now(&record).unwrap();
+    record.own_mcst_ids = layout.new_mcst_ids;
+    record.placed = layout.plan.rules.keys().cloned().collect();
+    record.plan = Some(Arc::new(layout.plan));
+    core.add(record).unwrap();
+    confirm(core, name);
+}
+
+fn request_of(name: &str, core: CoreKind, hosts: &[u8]) -> NewGroup {
+    let member = |number: &u8| NewMember {
+        host: format!("h{number}"),
+        ends: vec![HostEndpoint {
+            name: format!("h{number}"),
+            ip: [10, 0, 0, number + 1].into(),
+            mac: MacAddr([2, 0, 0, 0, 0, number + 1]),
+            qpn: Qpn::new(17),
+            part: HostPart::Plain,
+        }],
+    };
+    NewGroup {
+        on_stall: None,
+        name: name.into(),
+        source: format!("h{}", hosts[0]),
+        members: hosts.iter().map(member).collect(),
+        pmtu: Pmtu::B1024,
+        start_psn: None,
+        va_base: 0,
+        mcst_id: None,
+        stall_timeout_ms: 700,
+        lanes: 1,
+        fails_with_receiver: false,
+        rate_limit: None,
+        any_source: None,
+        core_copies: None,
+        core,
+        tree: Default::default(),
+        path: Default::default(),
+        repair: None,
+    }
+}
+
+/// Sets which part of the stream the first receiver has.
+pub(crate) fn set_late(core: &mut Core, name: &str, late: Option<Late>) {
+    core.try_change(name, |r| {
+        let Kind::Multicast(kind) = &mut r.kind else {
+            return;
+        };
+        let member = &mut Arc::make_mut(&mut kind.members)[1];
+        if let Joining::Joined(seat) = &mut Arc::make_mut(member).state {
+            seat.late = late;
+        }
+    });
+}
+
+fn confirm(core: &mut Core, name: &str) {
+    let entry = core.groups.get_mut(name).unwrap();
+    entry.confirmed = entry.record().placed.clone();
+}
+
+fn refinement(core: &Core, name: &str) -> Option<Ipv4Addr> {
+    let plan = core.group(name).unwrap().record().plan.as_ref()?;
+    Some(plan.refinement.as_ref()?.address)
+}
+
+/// How often a task was asked for to refine a group.
+fn asked(core: &mut Core) -> usize {
+    let refines = |effect: &Effect| matches!(effect, Effect::Refine(_));
+    core.effects.drain(..).filter(refines).count()
+}
+
+#[test]
+fn a_group_is_refined_for_the_plan_that_it_has() {
+    let mut core = star();
+    run(&mut core, "g", 1, CoreKind::Static, &[0, 1, 2]);
+    let draft = core.begin_refinement("g").unwrap();
+    let address = draft.refinement.address;
+    assert!(core.begin_refinement("g").is_none(), "it is being refined");
+    core.finish_refinement("g", draft);
+    assert_eq!(refinement(&core, "g"), Some(address));
+    assert_eq!(core.group("g").unwrap().record().generation, 2);
+    // With its address, its members and its generation.
+    run(&mut core, "other", 2, CoreKind::Static, &[0, 1, 2]);
+    let draft = core.begin_refinement("other").unwrap();
+    core.forget("other").unwrap();
+    run(&mut core, "other", 2, CoreKind::Static, &[0, 1, 2]);
+    core.finish_refinement("other", draft);
+    assert_eq!(refinement(&core, "other"), None);
+}
+
+/// Each change of a group that was not confirmed asked for one more task, which asked for the next one.
+#[test]
+fn one_task_at_a_time_refines_a_group() {
+    let mut core = star();
+    run(&mut core, "g", 1, CoreKind::Static, &[0, 1, 2]);
+    for owner in ["a", "b", "c"] {
+        core.try_change("g", |r| r.owner = owner.into());
+    }
+    assert_eq!(asked(&mut core), 1);
+    core.groups.get_mut("g").unwrap().confirmed.clear();
+    assert!(core.begin_refinement("g").is_none());
+    core.refine_all();
+    assert_eq!(asked(&mut core), 1, "until all its switches have it");
+    confirm(&mut core, "g");
+    // A receiver may wait for the next message for days.
+    set_late(&mut core, "g", Some(Late::Waiting));
+    assert!(core.begin_refinement("g").is_none());
+    assert_eq!(asked(&mut core), 0);
+    set_late(&mut core, "g", Some(Late::From(Psn::new(9))));
+    assert_eq!(asked(&mut core), 1);
+    assert!(core.begin_refinement("g").is_some());
+}
+
+/// Its record has the address that routers copy for it.
+#[test]
+fn no_group_is_refined_beside_one_whose_record_does_not_read() {
+    let mut core = star();
+    run(&mut core, "g", 1, CoreKind::Static, &[0, 1, 2]);
+    core.set_apart.insert("unread".into(), "does not read".into());
+    assert!(core.begin_refinement("g").is_none());
+    core.set_apart.clear();
+    assert!(core.begin_refinement("g").is_some());
+}
+
+#[test]
+fn a_group_is_refined_again_after_a_write_that_fails() {
+    let mut core = star();
+    run(&mut core, "g", 1, CoreKind::Static, &[0, 1, 2]);
+    core.journal.take(|_| None).unwrap().end(Ok(()));
+    core.journal.under_way = None;
+    let draft = core.begin_refinement("g").unwrap();
+    let address = draft.refinement.address;
+    core.finish_refinement("g", draft);
+    let mut batch = core.journal.take(|_| None).unwrap();
+    core.take_back(&mut batch);
+    core.effects.clear();
+    assert!(core.resume());
+    let sweeps = |effect: &Effect| matches!(effect, Effect::After(..));
+    let after = core.effects.iter().position(sweeps).unwrap();
+    let Effect::After(_, sweep) = core.effects.swap_remove(after) else {
+        unreachable!();
+    };
+    assert_eq!(asked(&mut core), 1);
+    sweep(&mut core);
+    let router = core.wanted_routes("core", Some(address)).unwrap();
+    assert!(router.routes.is_empty());
+    assert!(core.begin_refinement("g").is_some());
+}
+
+/// It was destroyed, and the routers had forgotten it when that could not be stored.
+#[test]
+fn a_group_that_is_there_again_has_its_address() {
+    let mut core = star();
+    run(&mut core, "g", 1, CoreKind::Static, &[0, 1, 2]);
+    let draft = core.begin_refinement("g").unwrap();
+    let address = draft.refinement.address;
+    core.finish_refinement("g", draft);
+    core.journal.take(|_| None).unwrap().end(Ok(()));
+    core.journal.under_way = None;
+    core.effects.clear();
+    core.forget("g").unwrap();
+    let mut batch = core.journal.take(|_| None).unwrap();
+    for effect in std::mem::take(&mut core.effects) {
+        if let Effect::After(_, sweep) = effect {
+            sweep(&mut core);
+        }
+    }
+    let has = |core: &Core| {
+        let router = core.wanted_routes("core", Some(address)).unwrap();
+        router.routes.len() == 1
+    };
+    assert!(!has(&core));
+    core.take_back(&mut batch);
+    core.effects.clear();
+    core.resume();
+    assert!(has(&core));
+    let syncs = |effect: &Effect| matches!(effect, Effect::SyncRoutes(router) if router == "core");
+    assert!(core.effects.iter().any(syncs));
+}
