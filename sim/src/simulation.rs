@@ -393,7 +393,10 @@ impl<W: Watch> Simulation<W> {
     pub fn install(&mut self, switch: &str, group: &GroupRule) -> Result<(), SimError> {
         self.install_at(switch, |engine, now| {
             let group = Context::compile(group, &engine.config().ports)?;
-            engine.install(now, group).map(drop).map_err(|(refused, _)| refused)
+            engine
+                .install(now, group)
+                .map(drop)
+                .map_err(|(refused, _)| refused)
         })
     }
 

@@ -191,6 +191,20 @@ impl Engine {
         })
     }
 
+    /// The failure that a rank has reported, and the rank that it concerns.
+    fn failure(&self) -> Option<(Trouble, usize)> {
+        // A rank that fails in a later call has ended this one: what it owes to the others is there.
+        let (trouble, who, _) =
+            Trouble::from_word(self.segment.failure()).filter(|(_, _, first)| *first <= self.first)?;
+        Some((trouble, who))
+    }
+
+    /// Why the call fails if a rank of the host has ended: what a rank has reported, which may be that one, or else its end.
+    fn ended(&self, other: usize) -> Option<(Trouble, usize)> {
+        let is_alive = self.segment.is_alive(other);
+        (!is_alive).then(|| self.failure().unwrap_or((Trouble::Gone, other)))
+    }
+
     /// Whether a counter of all ranks of the host is at least `value`.
     fn all(&mut self, counter: Counter, value: u64) -> bool {
         let least = &mut self.least[counter as usize];
@@ -501,17 +515,16 @@ impl<T: Element, N: Network> Run<'_, T, N> {
     /// Fails if the call cannot end: another rank has reported that, or has ended, or this one has waited for too long.
     fn check(&self, stages: &Stages) -> End {
         let (segment, own) = (&self.engine.segment, self.engine.own);
-        // A rank that fails in a later call has ended this one: what it owes to the others is there.
-        if let Some((trouble, who, first)) = Trouble::from_word(segment.failure())
-            && first <= self.engine.first
-        {
+        if let Some((trouble, who)) = self.engine.failure() {
             return Err((trouble, who, self.reported(trouble, who)));
         }
         let ranks = segment.shape().ranks;
         let late = |rank: &usize| segment.get(*rank, Counter::Taken) < stages.end;
         for other in (0..ranks).filter(|rank| *rank != own).filter(late) {
-            if !segment.is_alive(other) && late(&other) {
-                return Err((Trouble::Gone, other, self.reported(Trouble::Gone, other)));
+            if let Some((trouble, who)) = self.engine.ended(other)
+                && late(&other)
+            {
+                return Err((trouble, who, self.reported(trouble, who)));
             }
             if segment.get(other, Counter::Direct) > self.engine.direct {
                 return Err(self.other_call(other));
@@ -573,5 +586,30 @@ impl<T: Element, N: Network> Run<'_, T, N> {
             rank: self.name(who),
             reason: reason.to_owned(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::Shape;
+
+    /// It reads the word of a failure before it looks who is alive, so that it may find the reporter dead first.
+    #[test]
+    fn a_rank_that_ends_after_its_report_is_not_the_cause() {
+        let shape = Shape {
+            ranks: 3,
+            piece: 4 << 10,
+        };
+        let (reporter, key) = Segment::create(shape, None).expect("a segment");
+        let open = |own| Segment::open(key, shape, own).expect("the same");
+        let (segment, ends) = (open(1), open(2));
+        let engine = Engine::new(segment, 1, &crate::tests::config(1, 3, "h"));
+        assert_eq!((engine.ended(0), engine.ended(2)), (None, None));
+        drop(ends);
+        assert_eq!(engine.ended(2), Some((Trouble::Gone, 2)));
+        reporter.fail(Trouble::Gone.word(2, 0));
+        drop(reporter);
+        assert_eq!(engine.ended(0), Some((Trouble::Gone, 2)));
     }
 }

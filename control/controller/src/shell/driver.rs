@@ -428,7 +428,9 @@ mod tests {
             shortages: "none".into(),
             ..(*plan).clone()
         };
-        shared.lock().try_change("job", |r| r.plan = Some(Arc::new(other)));
+        shared
+            .lock()
+            .try_change("job", |r| r.plan = Some(Arc::new(other)));
         assert!(!is_placed(&shared));
     }
 }

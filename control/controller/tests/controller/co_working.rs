@@ -61,6 +61,16 @@ fn via(state: &v1::GroupState) -> Vec<(&str, &str)> {
     each.map(|out| (out.host.as_str(), out.via.as_str())).collect()
 }
 
+/// Waits until the group runs without its outside receivers.
+async fn outside(call: &mut Call) {
+    loop {
+        let state = next(call).await;
+        if state.phase() == Active && !state.outside.is_empty() {
+            return;
+        }
+    }
+}
+
 fn is_full(lab: &Lab, switch: &str, is_full: bool) {
     lab.switch(switch)
         .with(|toy| toy.refuse = is_full.then(|| Status::resource_exhausted("full")));
@@ -150,7 +160,7 @@ async fn all_are_in_the_tree_again_when_the_network_is_well() {
     let (_controller, client) = lab.start().await;
     create(&client, MemberLoss::Evict).await;
     let mut calls = join(&lab, &client, 17, &[]).await;
-    while next(&mut calls[0]).await.outside.is_empty() {}
+    outside(&mut calls[0]).await;
     is_full(&lab, "leaf1", false);
     let mut events = Events::of(&client).await;
     leave(&client, "h0").await;
@@ -184,7 +194,7 @@ async fn without_receivers_in_the_tree_a_group_ends() {
     let (_controller, client) = lab.start().await;
     create(&client, MemberLoss::Evict).await;
     let mut calls = join(&lab, &client, 17, &[]).await;
-    while next(&mut calls[2]).await.outside.is_empty() {}
+    outside(&mut calls[2]).await;
     let mut events = Events::of(&client).await;
     leave(&client, "h1").await;
     let state = events.group("g", v1::GroupPhase::Registered).await;

@@ -1,7 +1,7 @@
 //! What becomes of collective groups when ranks disagree, die or hang, and when switches restart or report late.
 
 use crate::common::ranks::{Rank, all, all_again, becomes, shown, vanishes};
-use crate::common::{Events, Lab, next};
+use crate::common::{Client, Events, Lab, next};
 use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase::{Active, Failed, Waiting};
 use tonic::Code;
@@ -248,32 +248,40 @@ async fn a_switch_out_of_reach_fails_nothing() {
     assert_eq!(lab.switch("spine0").changes(), ["+job.1"]);
 }
 
-#[tokio::test]
-async fn stalls_reach_ranks_and_operators_by_name() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+/// Four ranks of a group that runs, and its McstID. Switches report a collective that waits for so long.
+async fn with_stall_timeout(lab: &Lab, client: &Client, stall_timeout_ms: u32) -> (Vec<Rank>, String) {
     let mut ranks = Vec::new();
     for rank in 0..4 {
         let mut request = lab.rank("job", rank, 4, 17);
         request.settings = Some(v1::CollectiveSettings {
-            stall_timeout_ms: 50,
+            stall_timeout_ms,
             ..Default::default()
         });
-        ranks.push(Rank::join(&client, request).await);
+        ranks.push(Rank::join(client, request).await);
     }
     let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
+    (ranks, mcst_id)
+}
+
+fn stalled(mcst_id: &str, ranks: &[u32]) -> v1::agent_event::Event {
+    v1::agent_event::Event::CollectiveStalled(v1::CollectiveStalled {
+        mcst_id: mcst_id.into(),
+        group: "job".into(),
+        ranks: ranks.to_vec(),
+        for_ns: 2_000_000_000,
+        generation: 1,
+        ..Default::default()
+    })
+}
+
+#[tokio::test]
+async fn stalls_reach_ranks_and_operators_by_name() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    // A report counts for more than twice as long: until the end of the test.
+    let (mut ranks, mcst_id) = with_stall_timeout(&lab, &client, 60_000).await;
     let mut events = Events::of(&client).await;
-    let stalled = |ranks: &[u32]| {
-        v1::agent_event::Event::CollectiveStalled(v1::CollectiveStalled {
-            mcst_id: mcst_id.clone(),
-            group: "job".into(),
-            ranks: ranks.to_vec(),
-            for_ns: 2_000_000_000,
-            generation: 1,
-            ..Default::default()
-        })
-    };
-    lab.switch("spine0").report(stalled(&[2, 3]));
+    lab.switch("spine0").report(stalled(&mcst_id, &[2, 3]));
     let told = events.until(|event| match event {
         v1::controller_event::Event::CollectiveStalled(s) => Some(s.clone()),
         _ => None,
@@ -290,9 +298,18 @@ async fn stalls_reach_ranks_and_operators_by_name() {
         "a collective waits for rank 2 (host h2), rank 3 (host h3)"
     );
     // The ranks' own switch knows better than one that only knows who is behind a port.
-    lab.switch("leaf1").report(stalled(&[3]));
+    lab.switch("leaf1").report(stalled(&mcst_id, &[3]));
     assert_eq!(ranks[0].until(Active).await.waiting_for, [3]);
-    // A switch that says no more waits no more.
+}
+
+/// A switch that reports no more waits no more.
+#[tokio::test]
+async fn a_stall_that_is_not_reported_again_is_over() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let (mut ranks, mcst_id) = with_stall_timeout(&lab, &client, 50).await;
+    lab.switch("leaf1").report(stalled(&mcst_id, &[3]));
+    while ranks[0].until(Active).await.waiting_for != [3] {}
     while !ranks[0].until(Active).await.waiting_for.is_empty() {}
     let group = shown(&client, "job").await.unwrap().state.unwrap();
     assert_eq!((group.phase(), group.reason.as_str()), (Active, ""));

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use castnet_controller::store::etcd::{DEFAULT_LEAD_TTL, EtcdConfig};
 use castnet_controller::{Config, Controller};
 use castnet_proto::term::leader_of;
 use castnet_proto::transport::{Address, Controllers, Security, connect, controller};
@@ -12,7 +13,7 @@ use castnet_proto::v1::GroupPhase::Active;
 use castnet_proto::v1::controller_client::ControllerClient;
 use tonic::Code;
 
-use crate::common::etcd::Cluster;
+use crate::common::etcd::{Cluster, LASTING, POLL};
 use crate::common::net::Net;
 use crate::common::{Client, Lab, destruction, reaches};
 
@@ -34,12 +35,15 @@ pub(crate) struct Processes<'l> {
     lab: &'l Lab,
     /// Of each: the folder with the sockets of its switches, and the members of etcd.
     ways: Vec<(PathBuf, String)>,
+    /// Time to live of the lead.
+    lead_ttl: Duration,
     all: Vec<Child>,
 }
 
 const FOLDER: &str = "CASTNET_TEST_FOLDER";
 const SWITCHES: &str = "CASTNET_TEST_SWITCHES";
 const MEMBERS: &str = "CASTNET_TEST_MEMBERS";
+const LEAD_SECONDS: &str = "CASTNET_TEST_LEAD_SECONDS";
 const NUMBER: &str = "CASTNET_TEST_NUMBER";
 
 /// No test by itself: the process of a controller, of a test below.
@@ -53,14 +57,16 @@ fn process() {
         let folder = Path::new(&folder);
         let switches = PathBuf::from(std::env::var(SWITCHES).unwrap());
         let mut config = Lab::two_tiers_config(&switches);
-        if switches != folder {
+        let lead_ttl = Duration::from_secs(std::env::var(LEAD_SECONDS).unwrap().parse().unwrap());
+        if lead_ttl == DEFAULT_LEAD_TTL {
             // Calls that are held end soon.
             config.timeouts.switch = Duration::from_secs(1);
             config.timeouts.reconcile = Duration::from_secs(1);
         }
-        config.etcd = Some(Cluster::config_of(
-            members.split(',').map(|m| m.parse().unwrap()).collect(),
-        ));
+        config.etcd = Some(EtcdConfig {
+            lead_ttl,
+            ..Cluster::config_of(members.split(',').map(|m| m.parse().unwrap()).collect())
+        });
         config.store = None;
         config.listen = address(folder, n);
         let _controller = Controller::start(config).await.unwrap();
@@ -69,14 +75,25 @@ fn process() {
 }
 
 impl<'l> Processes<'l> {
+    /// They lead until they are dead for a while: see [`Cluster::end_lead`].
     pub(crate) fn start(lab: &'l Lab, cluster: &Cluster, count: usize) -> Self {
-        let members = text(&cluster.config().members);
-        let way = (lab.folder.path().to_owned(), members);
-        Self::run(lab, vec![way; count])
+        Self::with_lead(lab, cluster, count, LASTING)
     }
 
-    /// As [`Processes::start`]; they reach switches and etcd by `net`, as nodes `c0`, `c1` ...
-    pub(crate) fn start_over(net: &mut Net, lab: &'l Lab, cluster: &Cluster, count: usize) -> Self {
+    fn with_lead(lab: &'l Lab, cluster: &Cluster, count: usize, lead_ttl: Duration) -> Self {
+        let members = text(&cluster.config().members);
+        let way = (lab.folder.path().to_owned(), members);
+        Self::run(lab, vec![way; count], lead_ttl)
+    }
+
+    /// They reach switches and etcd by `net`, as nodes `c0`, `c1` ... With [`DEFAULT_LEAD_TTL`], they bear faults that do not end.
+    pub(crate) fn start_over(
+        net: &mut Net,
+        lab: &'l Lab,
+        cluster: &Cluster,
+        count: usize,
+        lead_ttl: Duration,
+    ) -> Self {
         let mut ways = Vec::new();
         for n in 0..count {
             let node = format!("c{n}");
@@ -95,12 +112,16 @@ impl<'l> Processes<'l> {
             let members: Vec<Address> = (0..cluster.config().members.len()).map(member).collect();
             ways.push((folder, text(&members)));
         }
-        Self::run(lab, ways)
+        Self::run(lab, ways, lead_ttl)
     }
 
-    fn run(lab: &'l Lab, ways: Vec<(PathBuf, String)>) -> Self {
-        let all = Vec::new();
-        let mut processes = Self { lab, ways, all };
+    fn run(lab: &'l Lab, ways: Vec<(PathBuf, String)>, lead_ttl: Duration) -> Self {
+        let mut processes = Self {
+            lab,
+            ways,
+            lead_ttl,
+            all: Vec::new(),
+        };
         for n in 0..processes.ways.len() {
             let process = processes.spawn(n);
             processes.all.push(process);
@@ -114,6 +135,7 @@ impl<'l> Processes<'l> {
             .env(FOLDER, self.lab.folder.path())
             .env(SWITCHES, &self.ways[n].0)
             .env(MEMBERS, &self.ways[n].1)
+            .env(LEAD_SECONDS, self.lead_ttl.as_secs().to_string())
             .env(NUMBER, n.to_string())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -138,7 +160,7 @@ impl<'l> Processes<'l> {
                     return (n, client);
                 }
             }
-            tokio::task::yield_now().await;
+            tokio::time::sleep(POLL).await;
         }
     }
 
@@ -224,6 +246,8 @@ async fn the_leader_is_killed_and_another_goes_on() {
     let create = tokio::spawn(async move { client.create_group(request).await });
     told.recv().await.unwrap();
     processes.signal(first, "KILL");
+    processes.all[first].wait().unwrap();
+    cluster.end_lead();
     create.await.unwrap().unwrap_err();
     gate.add_permits(100);
     let (second, mut client) = processes.leader(Some(first)).await;
@@ -242,6 +266,7 @@ async fn the_leader_is_killed_and_another_goes_on() {
     // The last one too.
     processes.signal(second, "KILL");
     processes.all[second].wait().unwrap();
+    cluster.end_lead();
     let (_, mut client) = processes.leader(None).await;
     reaches(&client, "g", Active).await;
     assert!(!exists(&mut client, "h").await);
@@ -255,7 +280,8 @@ async fn a_leader_that_was_paused_changes_nothing() {
         return;
     };
     let lab = Lab::two_tiers().await;
-    let processes = Processes::start(&lab, &cluster, 2);
+    // Long before the pause, and short for the test, which waits for its end.
+    let processes = Processes::with_lead(&lab, &cluster, 2, Duration::from_secs(10));
     let (first, mut old) = processes.leader(None).await;
     old.create_group(lab.given("g", &["h0", "h2"], 17)).await.unwrap();
     // It is paused between the switches of a group.

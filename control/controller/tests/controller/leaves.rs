@@ -157,7 +157,13 @@ async fn what_a_receiver_has_when_it_leaves_is_kept_until_it_joins_again() {
     assert!(leave("h0", 0, "").await.unwrap().into_inner().left);
     reaches(&client, "g", Registered).await;
     for (host, bytes) in [("h1", 9), ("h2", 99)] {
-        assert!(!leave(host, bytes, "the disk is full").await.unwrap().into_inner().left);
+        assert!(
+            !leave(host, bytes, "the disk is full")
+                .await
+                .unwrap()
+                .into_inner()
+                .left
+        );
     }
     let state = reaches(&client, "g", Registered).await.state.unwrap();
     let bytes = |n: usize| state.members[n].received.as_ref().map(|r| r.bytes);

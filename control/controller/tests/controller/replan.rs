@@ -82,6 +82,7 @@ async fn without_another_tree_a_group_says_what_it_lacks_and_takes_the_next_one(
     let lost = spine(&lab);
     let other = if lost == "spine0" { "spine1" } else { "spine0" };
     set_link(lab.switch(other), 0, false);
+    until_link(&client, other, 0, false).await;
     set_link(lab.switch("leaf1"), uplink(lost), false);
     let state = until(&client, |state| state.reason.contains("no other tree")).await;
     let says = format!("link leaf1:{} - {lost}:1 is down: port leaf1-p", uplink(lost));
@@ -246,10 +247,12 @@ async fn a_group_goes_on_without_a_switch_that_it_waits_for_and_that_does_not_an
     for late in [false, true] {
         let mut lab = two_spines().await;
         let (_controller, mut client) = lab.start().await;
-        client
-            .create_group(lab.given("g", &["h0", "h2"], 17))
-            .await
-            .unwrap();
+        let request = v1::CreateGroupRequest {
+            // A report counts for more than twice as long.
+            stall_timeout_ms: 60_000,
+            ..lab.given("g", &["h0", "h2"], 17)
+        };
+        client.create_group(request).await.unwrap();
         let before = group(&client).await;
         let (mut events, lost) = (Events::of(&client).await, of_g(&lab));
         let stalled = v1::PathStalled {

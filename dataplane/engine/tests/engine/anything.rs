@@ -430,10 +430,13 @@ fn groups_come_go_and_stay() {
     assert_eq!(engine.group(MCST).unwrap().counters().data_in, 1);
     // Another rule: the new group replaces the old one, with fresh state.
     let replaced = engine
-        .install(Nanos::ZERO, compile(&GroupRule {
-            generation: 2,
-            ..star(3)
-        }))
+        .install(
+            Nanos::ZERO,
+            compile(&GroupRule {
+                generation: 2,
+                ..star(3)
+            }),
+        )
         .unwrap()
         .unwrap();
     let data_in = replaced.multicast().unwrap().counters().data_in;

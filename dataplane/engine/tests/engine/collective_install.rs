@@ -112,7 +112,10 @@ fn what_cannot_run_is_refused_with_its_reason() {
         },
     );
     let group = || Context::compile(&rule, &ports(4)).unwrap();
-    let replaced = engine.install(Nanos::ZERO, group()).unwrap().expect("the multicast group");
+    let replaced = engine
+        .install(Nanos::ZERO, group())
+        .unwrap()
+        .expect("the multicast group");
     assert!(replaced.multicast().is_some() && engine.group(GROUP).is_none());
     assert!(
         engine.install(Nanos::ZERO, group()).unwrap().is_some(),

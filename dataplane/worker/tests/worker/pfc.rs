@@ -402,12 +402,11 @@ fn pause_travels_up_a_chain_to_the_source() {
     // What a switch publishes comes a little later, and a pause that is not renewed ends.
     while !(source.is_paused && is_stopped()) {
         assert!(start.elapsed() < TIMEOUT);
-        receiver.host.send_one(pause(u16::MAX));
+        receiver.pause(&pause(u16::MAX));
         source.take(32);
         source.send_some();
         std::thread::yield_now();
     }
-    receiver.host.send_one(pause(0));
     while receiver.got.len() < count as usize {
         let counters = || [&first, &second].map(|switch| switch.counters().unwrap().ports);
         assert!(
@@ -416,6 +415,7 @@ fn pause_travels_up_a_chain_to_the_source() {
             receiver.got.len(),
             counters()
         );
+        receiver.pause(&pause(0));
         source.take(32);
         source.send_some();
         receiver.take(32);

@@ -13,7 +13,7 @@ use crate::{Hierarchical, Options, PathChoice};
 use fake::{Board, Fake};
 
 /// A rank's configuration; nobody calls the controller.
-fn config(rank: usize, size: usize, host: &str) -> CommConfig {
+pub(crate) fn config(rank: usize, size: usize, host: &str) -> CommConfig {
     let controllers = "http://127.0.0.1:1".parse::<Controllers>().expect("an address");
     let mut config = CommConfig::new(controllers, "job", rank as u16, size as u16, host);
     config.timeouts.collective = Duration::from_secs(60);

@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -180,60 +181,82 @@ fn a_source_gives_up_on_a_receiver_that_is_gone() {
     );
 }
 
-/// The receiver has all that is acknowledged, and the source the rest of what it took.
-#[test]
-fn a_source_with_a_safeguard_keeps_what_a_silent_receiver_has_not_acknowledged() {
+/// While it is there, the source sends. Then the receiver is interrupted, and learns it.
+struct Sends {
+    interrupt: Arc<AtomicBool>,
+    _end: Sender<()>,
+}
+
+impl Drop for Sends {
+    fn drop(&mut self) {
+        self.interrupt.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A stream to a receiver that stands still in the middle. It has all that is acknowledged, and the source the rest of what it took.
+/// Returns why the source has ended.
+fn to_a_silent_receiver(source_config: MemberConfig, after: Duration) -> MemberError {
     let bytes: Vec<u8> = (0..8_000_000_u32).map(|i| (i % 241) as u8).collect();
-    let soon = Safeguard {
-        after: Duration::from_millis(400),
+    let guard = Safeguard {
+        after,
         ..Safeguard::default()
     };
-    // It goes on for ever, or its queue pair gives up first.
-    for (retry_cnt, guard) in [(7, soon), (1, Safeguard::default())] {
-        let (unsent, received) = run(
-            |rnic| {
-                let source = castnet_member::source(
-                    MemberConfig {
-                        retry_cnt,
-                        ..config(0)
-                    },
-                    rnic,
-                )
-                .expect("prepared");
-                let mut source = source.join().expect("joined");
-                let header = StreamHeader::default();
-                source.send_guarded(&header, &mut bytes.as_slice(), Some(guard), &mut |_, _| {})
-            },
-            |rnic, is_over| {
-                let interrupt = Arc::new(AtomicBool::new(false));
-                let config = MemberConfig {
-                    interrupt: Some(interrupt.clone()),
-                    ..config(1)
-                };
-                let receiver = castnet_member::receiver(config, rnic).expect("prepared");
-                let mut receiver = receiver.join().expect("joined");
-                let received = receiver.receive(&mut |_| Ok(std::io::sink()), &mut |_, bytes| {
-                    // It stands still in the middle.
-                    while bytes > 1_000_000 && !is_over.load(Ordering::Relaxed) {
-                        thread::yield_now();
-                    }
-                    interrupt.store(bytes > 1_000_000, Ordering::Relaxed);
-                });
-                assert!(matches!(received, Err(MemberError::Interrupted)), "{received:?}");
-                receiver.take_open_stream().expect("a stream").bytes()
-            },
-        );
-        let unsent = unsent.expect_err("the receiver stands still");
-        assert!(
-            unsent.is_slow() && (matches!(unsent.error, MemberError::Slow(_)) == (retry_cnt == 7)),
-            "{}",
-            unsent.error
-        );
-        let taken = unsent.stream.bytes() as usize;
-        let acknowledged = taken - unsent.unacknowledged.len();
-        assert!(unsent.unacknowledged == bytes[acknowledged..taken]);
-        assert!(received > 1_000_000 && acknowledged > 0 && taken < bytes.len());
-    }
+    let interrupt = Arc::new(AtomicBool::new(false));
+    let (end, ended) = channel();
+    let sends = Sends {
+        interrupt: interrupt.clone(),
+        _end: end,
+    };
+    let source_bytes = &bytes;
+    let (unsent, received) = run(
+        move |rnic| {
+            let _sends = sends;
+            let source = castnet_member::source(source_config, rnic).expect("prepared");
+            let mut source = source.join().expect("joined");
+            let (header, mut bytes) = (StreamHeader::default(), source_bytes.as_slice());
+            source.send_guarded(&header, &mut bytes, Some(guard), &mut |_, _| {})
+        },
+        move |rnic, _| {
+            let config = MemberConfig {
+                interrupt: Some(interrupt),
+                ..config(1)
+            };
+            let receiver = castnet_member::receiver(config, rnic).expect("prepared");
+            let mut receiver = receiver.join().expect("joined");
+            let received = receiver.receive(&mut |_| Ok(std::io::sink()), &mut |_, bytes| {
+                if bytes > 1_000_000 {
+                    let _ = ended.recv();
+                }
+            });
+            assert!(matches!(received, Err(MemberError::Interrupted)), "{received:?}");
+            receiver.take_open_stream().expect("a stream").bytes()
+        },
+    );
+    let unsent = unsent.expect_err("the receiver stands still");
+    assert!(unsent.is_slow(), "{}", unsent.error);
+    let taken = unsent.stream.bytes() as usize;
+    let acknowledged = taken - unsent.unacknowledged.len();
+    assert!(unsent.unacknowledged == bytes[acknowledged..taken]);
+    assert!(received > 1_000_000 && acknowledged > 0 && taken < bytes.len());
+    unsent.error
+}
+
+#[test]
+fn a_source_with_a_safeguard_keeps_what_a_silent_receiver_has_not_acknowledged() {
+    let error = to_a_silent_receiver(config(0), Duration::from_secs(10));
+    assert!(matches!(error, MemberError::Slow(_)), "{error}");
+}
+
+/// Long before the safeguard: after two time-outs of 4.3 s.
+#[test]
+fn a_source_whose_queue_pair_gives_up_keeps_what_is_not_acknowledged() {
+    let config = MemberConfig {
+        retry_cnt: 1,
+        timeout: 20,
+        ..config(0)
+    };
+    let error = to_a_silent_receiver(config, Duration::from_secs(600));
+    assert!(!matches!(error, MemberError::Slow(_)), "{error}");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use crate::fabric::{Fabric, STAR, TWO_TIERS};
 use castnet_comm::{
     CommConfig, CommError, CommPath, Communicator, Element, Fallback, Operation, SharedRnic, bf16, f16,
 };
+use castnet_e2e::process::PATIENCE;
 use castnet_rnic::Rnic;
 
 /// After which a rank that is silent is dead, or a collective does not end: a busy machine is not silent for so long.
@@ -223,7 +224,7 @@ fn two_groups_share_an_rnic() {
         let gather = right.iallgather((own, vec![0.0; 3 * length])).expect("started");
         let start = Instant::now();
         while !(left.test(&scatter).expect("tested") & right.test(&gather).expect("tested")) {
-            assert!(start.elapsed() < Duration::from_secs(60));
+            assert!(start.elapsed() < PATIENCE);
         }
         let at = usize::from(rank) * length;
         let must = vector(length, |v| v as f32, |i| sum(3, at + i));

@@ -8,6 +8,7 @@ use crate::collectives::{LEASE, ranks};
 use crate::fabric::{Fabric, STAR, TWO_TIERS};
 use crate::programs::{self, Line, Open};
 use castnet_comm::{CommConfig, CommError, CommPath, Communicator, Fallback, Operation, Request, SharedRnic};
+use castnet_e2e::process::PATIENCE;
 use castnet_proto::transport;
 use castnet_proto::v1::ListControllerGroupsRequest;
 use rand::{RngExt, SeedableRng};
@@ -207,10 +208,7 @@ fn await_groups(world: &mut Communicator, must: &[&str]) {
         if now == must {
             return;
         }
-        assert!(
-            start.elapsed() < Duration::from_secs(30),
-            "{now:?} instead of {must:?}"
-        );
+        assert!(start.elapsed() < PATIENCE, "{now:?} instead of {must:?}");
         world.progress().expect("progress");
     }
 }

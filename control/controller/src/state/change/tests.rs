@@ -135,7 +135,11 @@ fn a_switch_that_was_reconciled_has_nothing_but_what_may_stay() {
         });
         let may_stay = stays.map(mcst_id).into_iter().collect();
         core.settled("s", &["g".into()], &BTreeMap::new(), &may_stay);
-        assert_eq!(core.group("g").unwrap().record().placed.is_empty(), is_cleared, "{stays:?}");
+        assert_eq!(
+            core.group("g").unwrap().record().placed.is_empty(),
+            is_cleared,
+            "{stays:?}"
+        );
     }
 }
 

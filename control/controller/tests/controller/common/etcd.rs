@@ -9,8 +9,14 @@ use std::time::Duration;
 use castnet_controller::store::etcd::{Campaign, Candidate, EtcdConfig, EtcdStore};
 use castnet_proto::transport::{Address, Security, TlsFiles};
 use tempfile::TempDir;
+use tokio::time::sleep;
 
 use super::net::Net;
+
+/// Pause between looks at who leads.
+pub(crate) const POLL: Duration = Duration::from_millis(10);
+/// Time to live of a lead that a loaded machine does not end: see [`Cluster::end_lead`].
+pub(crate) const LASTING: Duration = Duration::from_secs(20);
 
 pub(crate) struct Cluster {
     folder: TempDir,
@@ -171,6 +177,11 @@ impl Cluster {
         assert!(status.unwrap().success());
     }
 
+    /// Ends the lead of a controller that is dead or cut off, as the end of its lease does.
+    pub(crate) fn end_lead(&self) {
+        self.etcdctl(&["del", "castnet/leader"]);
+    }
+
     pub(crate) fn config(&self) -> EtcdConfig {
         let member = |n| Address::Unix(self.socket(n));
         Self::config_of((0..self.servers.len()).map(member).collect())
@@ -183,6 +194,7 @@ impl Cluster {
             security: Security::default(),
             // A loaded machine says nothing for seconds.
             answer_within: Duration::from_secs(60),
+            lead_ttl: LASTING,
         }
     }
 
@@ -192,10 +204,16 @@ impl Cluster {
 
     /// The store, when nobody else leads.
     pub(crate) async fn store(&self) -> EtcdStore {
+        Self::store_of(&self.config()).await
+    }
+
+    pub(crate) async fn store_of(config: &EtcdConfig) -> EtcdStore {
+        let candidate = Candidate::new(config, "http://here:1");
         loop {
-            if let Campaign::Won(store) = self.campaign("http://here:1").await {
+            if let Campaign::Won(store) = candidate.campaign().await.unwrap() {
                 return store;
             }
+            sleep(POLL).await;
         }
     }
 }

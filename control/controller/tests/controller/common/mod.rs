@@ -64,6 +64,8 @@ pub(crate) struct Toy {
     guard_gate: Option<Gate>,
     /// Refuses multicast routes with this.
     pub(crate) refuse_routes: Option<Status>,
+    /// How many calls it has refused so.
+    pub(crate) refused_routes: usize,
     /// Installations wait for a permit of this, and say so.
     gate: Option<Gate>,
     /// How many rules each call to install had.
@@ -331,8 +333,9 @@ impl Agent for ToyAgent {
     ) -> Result<Response<v1::SetMulticastRoutesResponse>, Status> {
         let mut toy = self.toy.lock();
         toy.check(&request)?;
-        if let Some(status) = &toy.refuse_routes {
-            return Err(status.clone());
+        if let Some(status) = toy.refuse_routes.clone() {
+            toy.refused_routes += 1;
+            return Err(status);
         }
         let (scope, routes) = multicast_routes_from_proto(request.get_ref())?;
         let is_within = |prefix: &Ipv4Net| scope.iter().any(|scope| scope.contains(prefix));
@@ -622,7 +625,7 @@ fn config(folder: &Path, switches: Vec<SwitchConfig>, topology: &Topology) -> Co
     let mut config = Config::new(switches);
     config.topology = Some(topology.clone());
     config.store = Some(folder.join("controller.redb"));
-    config.timeouts.switch = Duration::from_secs(5);
+    config.timeouts.switch = PATIENCE;
     config.timeouts.host = PATIENCE;
     config.timeouts.reconcile = Duration::from_secs(60);
     config.timeouts.backoff = (Duration::from_millis(5), Duration::from_millis(20));

@@ -171,7 +171,9 @@ fn a_lease_runs_when_the_group_is_active() {
 fn a_receiver_that_comes_again_is_not_put_out_for_its_earlier_call() {
     let waits = |core: &mut Core, call| {
         core.try_change("g", |r| {
-            let Kind::Multicast(kind) = &mut r.kind else { return };
+            let Kind::Multicast(kind) = &mut r.kind else {
+                return;
+            };
             set(kind, 1, |seat| {
                 Joining::Joined(Seat {
                     by: JoinedBy::Call(call),
@@ -195,7 +197,11 @@ fn a_receiver_that_comes_again_is_not_put_out_for_its_earlier_call() {
         waits(&mut core, call);
         batch.retries.drain(..).for_each(|retry| retry(&mut core));
         let (_, kind) = core.multicast("g").unwrap();
-        assert_eq!(kind.members[1].state == Joining::Expected, is_put_out, "call {call}");
+        assert_eq!(
+            kind.members[1].state == Joining::Expected,
+            is_put_out,
+            "call {call}"
+        );
     }
 }
 
