@@ -54,7 +54,7 @@ fn check_readable(file: &Path) -> Outcome {
         return Ok(());
     }
     let readable = match file.is_dir() {
-        true => Err(io::ErrorKind::IsADirectory.into()),
+        true => Err(io::Error::new(io::ErrorKind::IsADirectory, "it is a folder")),
         false => eaccess(file, AccessFlags::R_OK).map_err(io::Error::from),
     };
     readable.map_err(|error| exit::cannot_read(file, &error))
