@@ -7,7 +7,7 @@ use tonic::Status;
 /// Owners without groups that are remembered. A controller without a store is a new owner at each start.
 const OWNERS_MAX: usize = 64;
 
-/// The last controller of each owner, the one that came last at the end.
+/// The last controller of each owner, the one that was heard of last at the end.
 #[derive(Default)]
 pub(crate) struct Terms(Vec<ControllerTerm>);
 
@@ -31,7 +31,7 @@ impl Terms {
             address,
         } = term;
         let at = self.0.iter().position(|t| t.owner == *owner);
-        if let Some(last) = at.and_then(|at| self.0.get(at)) {
+        if let Some((at, last)) = at.and_then(|at| Some((at, self.0.get(at)?))) {
             let (has, other) = (last.epoch, &last.address);
             if *epoch < has {
                 let reason = format!(
@@ -47,6 +47,8 @@ impl Terms {
                 return Err(term_is_over(reason));
             }
             if *epoch == has {
+                // Who is heard of is forgotten last.
+                self.0[at..].rotate_left(1);
                 return Ok(());
             }
         }
@@ -106,7 +108,10 @@ mod tests {
         check(&mut terms, term(0, 1, 1)).unwrap();
         for owner in 100..300 {
             check(&mut terms, term(owner, 2, 1)).unwrap();
+            // One that lives is heard of all the time.
+            check(&mut terms, term(60, 2, 1)).unwrap();
         }
+        assert!(terms.knows("controller-60"));
         assert_eq!(terms.0.len(), OWNERS_MAX);
         assert!(terms.knows("controller-3") && !terms.knows("controller-1"));
         check(&mut terms, term(3, 1, 1)).unwrap_err();

@@ -466,10 +466,14 @@ impl Port for AfPacketPort {
         self.sockets.as_ref()?.tx.backlog()
     }
 
-    /// That at opening, until an [`InterfaceWatch`] reads it: the kernel's answer waits for whoever configures an interface.
+    /// By the last reading of an [`InterfaceWatch`]: the kernel's answer waits for whoever configures an interface. Without a watch the
+    /// kernel is asked.
     fn speed_mbps(&self) -> Option<u32> {
-        self.sockets.as_ref()?;
-        self.reattach.speed_mbps()
+        let sockets = self.sockets.as_ref()?;
+        match self.reattach.is_watched() {
+            true => self.reattach.speed_mbps(),
+            false => sys::speed_mbps(&sockets.control, &self.interface),
+        }
     }
 
     fn segmentation(&self) -> Segmentation {

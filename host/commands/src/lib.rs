@@ -95,7 +95,7 @@ Examples:
     Send(SendCommand),
     /// Receives a file from the source of a group
     #[command(
-        after_help = "If the source is gone before the end, this command joins the group again, and receives from the beginning when the source is back. The file appears once it is whole and on the disk. stdout, a pipe or a device cannot be begun again: after the first bytes that is an error.
+        after_help = "If the source is gone before the end, this command joins the group again, and receives from the beginning when the source is back. The file appears once it is whole. stdout, a pipe or a device cannot be begun again: after the first bytes that is an error.
 
 Examples:
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out folder/

@@ -143,8 +143,7 @@ impl ReceiveCommand {
         };
         // A complete file appears before anything else can fail.
         let target = incoming.borrow().target;
-        let mut idle = || receiver.poll().is_ok();
-        let stored = incoming.borrow_mut().keep(received.summary.clone(), &mut idle);
+        let stored = incoming.borrow_mut().keep(received.summary.clone());
         let stored = stored.map_err(failure::sink);
         let bytes = received.summary.bytes;
         let ways = match watched.filter(|_| stored.is_ok()) {

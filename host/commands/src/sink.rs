@@ -1,12 +1,11 @@
 //! The target of a received stream: stdout, a device or pipe, or a file that appears whole or not at all.
 
 use std::ffi::OsStr;
-use std::fs::{File, TryLockError};
+use std::fs::{File, Permissions, TryLockError};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::files::{self, Place, place};
@@ -14,7 +13,7 @@ use castnet_console::output::{Output, Page, Report, remark};
 use castnet_member::StreamHeader;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use nix::unistd::{AccessFlags, eaccess};
+use nix::unistd::{AccessFlags, close, eaccess};
 
 /// What the name of a file ends in until it is complete. A file of this name is one that a process has left, and is used again.
 const PART: &str = ".castnet-part";
@@ -104,8 +103,8 @@ impl Target {
         let name = PathBuf::from(name);
         let file = open_part(&name).map_err(|error| named(&name, error))?;
         // Who may not read the old file may not read the new one.
-        if let Ok(old) = std::fs::metadata(&path) {
-            let kept = file.set_permissions(old.permissions());
+        if path.exists() {
+            let kept = file.set_permissions(Permissions::from_mode(0o600));
             kept.map_err(|error| named(&name, error))?;
         }
         let out = file.try_clone()?;
@@ -163,18 +162,6 @@ fn named(path: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// Returns when a file is on the disk, and calls `idle` until then, or until that returns false.
-fn sync(file: &File, idle: &mut dyn FnMut() -> bool) -> io::Result<()> {
-    thread::scope(|scope| {
-        let thread = thread::Builder::new().name("castnet-sync".into());
-        let synced = thread.spawn_scoped(scope, || file.sync_all())?;
-        while !synced.is_finished() && idle() {}
-        synced
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
-}
-
 /// Its file is removed if it is dropped before [`Sink::keep`].
 pub(crate) struct Sink {
     /// `None` for stdout, a device or a pipe.
@@ -188,6 +175,20 @@ struct Part {
     name: PathBuf,
     /// Its final name.
     path: PathBuf,
+}
+
+impl Part {
+    /// The file has the mode of the one that it replaces.
+    fn keep(&self) -> io::Result<()> {
+        // Network file systems say only now that there was no room.
+        close(self.file.try_clone()?)?;
+        if let Ok(old) = std::fs::metadata(&self.path) {
+            let same_group = old.gid() == self.file.metadata()?.gid();
+            let mode = old.mode() & if same_group { 0o777 } else { 0o707 };
+            self.file.set_permissions(Permissions::from_mode(mode))?;
+        }
+        std::fs::rename(&self.name, &self.path)
+    }
 }
 
 impl Sink {
@@ -212,12 +213,11 @@ impl Sink {
         }
     }
 
-    /// Gives the complete file its final name when it is on the disk, and returns that. `idle` is called meanwhile, until it returns false.
-    pub(crate) fn keep(mut self, idle: &mut dyn FnMut() -> bool) -> io::Result<Option<PathBuf>> {
+    /// Gives the complete file its final name, and returns that.
+    pub(crate) fn keep(mut self) -> io::Result<Option<PathBuf>> {
         self.flush()?;
-        if let Some(Part { file, name, path }) = &self.part {
-            let kept = sync(file, idle).and_then(|()| std::fs::rename(name, path));
-            kept.map_err(|error| named(path, error))?;
+        if let Some(part) = &self.part {
+            part.keep().map_err(|error| named(&part.path, error))?;
         }
         Ok(self.part.take().map(|part| part.path))
     }
@@ -245,9 +245,6 @@ impl Drop for Sink {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::Permissions;
-    use std::os::unix::fs::PermissionsExt;
-
     use nix::unistd::Uid;
 
     use super::*;
@@ -275,7 +272,7 @@ mod tests {
         .expect("written");
         let mut sink = target.open(&header("x")).expect("a place");
         sink.write_all(b"whole").expect("written");
-        let kept = sink.keep(&mut || true).expect("kept");
+        let kept = sink.keep().expect("kept");
         assert_eq!(kept, Some(folder.path().join("out.bin")));
         assert_eq!(
             std::fs::read(folder.path().join("out.bin")).expect("a file"),
@@ -293,7 +290,7 @@ mod tests {
             let target = Target(at(name));
             let mut sink = target.open(&header("x")).expect("a place");
             sink.write_all(b"data").expect("written");
-            (sink.keep(&mut || true).expect("kept"), target.is_kept())
+            (sink.keep().expect("kept"), target.is_kept())
         };
         std::fs::write(at("file"), "old").expect("written");
         symlink("file", at("link")).expect("a link");
@@ -351,28 +348,15 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("secret");
         std::fs::write(&path, "old").expect("written");
-        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("its owner");
-        let sink = Target(path.clone()).open(&header("x")).expect("a place");
-        let mode = |path: &Path| std::fs::metadata(path).expect("a file").permissions().mode() & 0o777;
-        assert_eq!(mode(&folder.path().join("secret.castnet-part")), 0o600);
-        sink.keep(&mut || true).expect("kept");
-        assert_eq!(mode(&path), 0o600);
-    }
-
-    /// The system refuses to synchronize /dev/null, as a failing disk does.
-    #[test]
-    fn a_file_that_does_not_reach_the_disk_does_not_appear() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (name, path) = (folder.path().join("out.castnet-part"), folder.path().join("out"));
-        std::fs::write(&name, "bytes").expect("written");
-        let file = File::open("/dev/null").expect("a device");
-        let sink = Sink {
-            part: Some(Part { file, name, path }),
-            out: Box::new(io::sink()),
-        };
-        let error = sink.keep(&mut || false).expect_err("not on the disk");
-        assert!(error.to_string().contains("/out: "), "{error}");
-        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
+        let mode = |path: &Path| std::fs::metadata(path).expect("a file").permissions().mode() & 0o7777;
+        // A new one runs with the rights of no other user.
+        for (old, new) in [(0o600, 0o600), (0o444, 0o444), (0o4755, 0o755), (0o2640, 0o640)] {
+            std::fs::set_permissions(&path, Permissions::from_mode(old)).expect("its owner");
+            let sink = Target(path.clone()).open(&header("x")).expect("a place");
+            assert_eq!(mode(&folder.path().join("secret.castnet-part")), 0o600);
+            sink.keep().expect("kept");
+            assert_eq!(mode(&path), new);
+        }
     }
 
     #[test]

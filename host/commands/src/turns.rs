@@ -188,8 +188,7 @@ impl TurnsCommand {
             let received = member.receive(&mut |header| Incoming::open(incoming, header), &mut |_, _| {});
             match received {
                 Ok((received, _)) => {
-                    let mut idle = || member.poll().is_ok();
-                    let kept = incoming.borrow_mut().keep(received.summary.clone(), &mut idle);
+                    let kept = incoming.borrow_mut().keep(received.summary.clone());
                     let path = kept.map_err(failure::sink)?;
                     done.push((turn, "receiver", received, path));
                 }

@@ -1,7 +1,7 @@
 use std::time::{Duration, Instant};
 
 use castnet_proto::convert::reason_line;
-use castnet_proto::transport::{Clients, ControllerClient, RETRY_DELAY, retry};
+use castnet_proto::transport::{Clients, ControllerClient, RETRY_DELAY, TransportError, retry};
 use castnet_proto::v1 as api;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -63,7 +63,8 @@ impl Drop for Lease {
 /// Whether the controller or the group may only come later.
 fn is_early(error: &MemberError) -> bool {
     match error {
-        MemberError::Transport(error) => error.is_transient(),
+        // Its name may be known only later.
+        MemberError::Transport(error) => matches!(error, TransportError::Resolve(..)) || error.is_transient(),
         MemberError::NotActive { .. } => true,
         MemberError::Status { status, .. } => matches!(status.code(), Code::Unavailable | Code::NotFound),
         _ => false,

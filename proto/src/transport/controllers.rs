@@ -56,7 +56,7 @@ impl fmt::Display for Controllers {
 /// Connects to the controller that leads: one of these, or one that they name.
 ///
 /// # Errors
-/// As [`connect`], or none leads; of several errors the last.
+/// As [`connect`], or none leads; of several errors the last of those that may pass, or the last.
 pub async fn controller(
     controllers: &Controllers,
     security: &Security,
@@ -78,7 +78,9 @@ pub async fn controller(
             Ok(client) => return Ok(client),
             Err(failed) => failed,
         };
-        last = error;
+        if !last.is_transient() || error.is_transient() {
+            last = error;
+        }
         if let Some(leader) = leader.filter(|leader| !tried.contains(leader)) {
             untried.retain(|address| *address != leader);
             untried.push_front(leader);

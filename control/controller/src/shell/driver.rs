@@ -321,11 +321,11 @@ async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
     let Ok(now) = core.group(name).map(Entry::record) else {
         return false;
     };
-    if (now.mcst_id, now.generation) != (record.mcst_id, record.generation) {
+    if now.mcst_id != record.mcst_id {
         // It was written off meanwhile. Another one that has its name has its own driver.
         return false;
     }
-    if !matches!(now.phase, Phase::Removing(_)) {
+    if now.generation != record.generation || !matches!(now.phase, Phase::Removing(_)) {
         // The removal was not stored.
         return true;
     }
@@ -348,6 +348,8 @@ async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
 #[cfg(test)]
 mod tests {
     use std::task::Poll;
+
+    use castnet_wire::McstId;
 
     use super::*;
     use crate::shell::shared::tests::shared;
@@ -378,7 +380,7 @@ mod tests {
         shared.lock().notify("job");
         assert!(poll_once(&mut waits).await.is_pending());
         shared.lock().destroy("job").map(drop).unwrap();
-        assert!(waits.await.is_none());
+        assert!(matches!(poll_once(&mut waits).await, Poll::Ready(None)));
     }
 
     async fn poll_once<T>(work: &mut (impl Future<Output = T> + Unpin)) -> Poll<T> {
@@ -389,20 +391,24 @@ mod tests {
     #[tokio::test]
     async fn a_removal_ends_only_what_it_was_begun_for() {
         let gone = Phase::Removing(After::Gone);
-        for (phase, other_generation, is_cleared, goes_on) in [
-            (gone, false, true, true),
-            (gone, true, false, false),
-            (Phase::Active, false, false, true),
+        let other = McstId([10, 200, 9, 9].into());
+        for (phase, generation, mcst_id, is_cleared, goes_on) in [
+            (gone, 1, None, true, true),
+            (gone, 1, Some(other), false, false),
+            (gone, 2, None, false, true),
+            (Phase::Active, 1, None, false, true),
         ] {
             let (shared, mut record) = with_job(phase);
             record.phase = gone;
-            record.generation += u64::from(other_generation);
+            record.mcst_id = mcst_id.unwrap_or(record.mcst_id);
+            record.generation = generation;
             // Nothing is being written: what is staged is on disk.
             crate::shell::shared::tests::end_batch(&shared);
             let more = remove(&shared, record).await;
             let core = shared.lock();
             let there = core.group("job").map(|entry| entry.record().placed.len());
-            assert_eq!((there.ok() != Some(1), more), (is_cleared, goes_on), "{phase:?}");
+            let found = (there.ok() != Some(1), more);
+            assert_eq!(found, (is_cleared, goes_on), "{phase:?} {generation} {mcst_id:?}");
         }
     }
 

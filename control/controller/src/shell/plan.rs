@@ -206,10 +206,8 @@ impl Shared {
         let then = |core: &mut Core, record, layout| {
             core.check_collective(&new)?;
             core.create(record, new.mcst_id, layout)?;
-            let (entry, group) = core.collective(&new.name)?;
-            let state = kinds::collective::view::state(core, entry);
-            self.exchanges.forget_strangers(&new.name, group);
-            Ok(state)
+            let (entry, _) = core.collective(&new.name)?;
+            Ok(kinds::collective::view::state(core, entry))
         };
         self.answer(record, then).await
     }
@@ -243,8 +241,8 @@ impl Shared {
     async fn destroy_created(self: &Arc<Self>, (group, mcst_id): (&str, McstId)) -> Result<(), Refusal> {
         let (changed, ticket) = {
             let mut core = self.lock();
-            // Another one may have its name.
-            if core.group(group)?.record().mcst_id != mcst_id {
+            // It may have been destroyed already, and another one have its name.
+            if !core.group(group).is_ok_and(|e| e.record().mcst_id == mcst_id) {
                 return Ok(());
             }
             let changed = core.destroy(group)?;

@@ -79,8 +79,7 @@ impl Core {
         Ok(record.placed.into_iter().collect())
     }
 
-    /// A switch was just reconciled: of ours that are not wanted it has no rules but `still`. Returns whether that
-    /// is news.
+    /// A switch was just reconciled: it has none of our rules but at the addresses that `may_stay`. Returns whether that is news.
     pub(crate) fn cleaned(&mut self, switch: &str, may_stay: &BTreeSet<McstId>) -> bool {
         self.not_written_off(|name, mcst_id| name == switch && !may_stay.contains(&mcst_id))
     }

@@ -165,21 +165,29 @@ async fn nothing_is_lost_and_nothing_leaks() {
     }
     writing_leader(&processes, &lab, &mut unknown).await;
     for name in there.iter().map(String::as_str).chain(["g"]) {
-        while !runs(&mut processes.leader(None).await.1, name).await {
-            sleep(POLL).await;
-        }
+        let is_there = async {
+            while !runs(&mut processes.leader(None).await.1, name).await {
+                sleep(POLL).await;
+            }
+        };
+        let found = timeout(PATIENCE, is_there).await;
+        found.unwrap_or_else(|_| panic!("seed {seed}: {name} does not run"));
     }
     for name in there.iter().chain(&unknown) {
-        loop {
-            let (_, mut client) = processes.leader(None).await;
-            if found(&mut client, name)
-                .await
-                .is_err_and(|e| e.code() == Code::NotFound)
-            {
-                break;
+        let ends = async {
+            loop {
+                let (_, mut client) = processes.leader(None).await;
+                if found(&mut client, name)
+                    .await
+                    .is_err_and(|e| e.code() == Code::NotFound)
+                {
+                    return;
+                }
+                let _ = client.destroy_group(destruction(name)).await;
             }
-            let _ = client.destroy_group(destruction(name)).await;
-        }
+        };
+        let ended = timeout(PATIENCE, ends).await;
+        ended.unwrap_or_else(|_| panic!("seed {seed}: {name} does not end"));
     }
     for ((name, switch), (groups, changes)) in switches.iter().zip(before) {
         // A call that was held may have installed a group after it was removed: until the next look at the switch.

@@ -307,7 +307,7 @@ async fn stalls_reach_ranks_and_operators_by_name() {
 async fn a_stall_that_is_not_reported_again_is_over() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
-    let (mut ranks, mcst_id) = with_stall_timeout(&lab, &client, 50).await;
+    let (mut ranks, mcst_id) = with_stall_timeout(&lab, &client, 500).await;
     lab.switch("leaf1").report(stalled(&mcst_id, &[3]));
     while ranks[0].until(Active).await.waiting_for != [3] {}
     while !ranks[0].until(Active).await.waiting_for.is_empty() {}

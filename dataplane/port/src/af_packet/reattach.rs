@@ -48,6 +48,11 @@ impl Reattach {
         Some(self.speed_mbps.load(Ordering::Relaxed)).filter(|mbps| *mbps > 0)
     }
 
+    /// Whether there is a thread that reads the speed.
+    pub(super) fn is_watched(&self) -> bool {
+        self.waker.get().is_some()
+    }
+
     pub(super) fn is_offered(&self) -> bool {
         self.is_offered.load(Ordering::Acquire)
     }

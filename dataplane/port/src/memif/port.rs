@@ -66,6 +66,8 @@ pub struct MemifPort {
     fault: Option<Fault>,
     now: Nanos,
     next_check: Nanos,
+    /// By the last check, the memory of the last link was not unmapped yet.
+    waits_for_memory: bool,
     retry: Nanos,
     retry_after: Nanos,
     next_log: Nanos,
@@ -144,6 +146,7 @@ impl MemifPort {
             fault: None,
             now: Nanos::ZERO,
             next_check: Nanos::ZERO,
+            waits_for_memory: false,
             retry: Nanos::ZERO,
             retry_after: RETRY_FIRST,
             next_log: Nanos::ZERO,
@@ -176,7 +179,9 @@ impl MemifPort {
             self.end(&Refusal::Silent);
         }
         // The next link waits until the memory of the last one is unmapped.
-        let is_free = matches!(self.phase, Phase::Down) && self.terms.retired.is_empty();
+        let is_down = matches!(self.phase, Phase::Down);
+        self.waits_for_memory = is_down && !self.terms.retired.is_empty();
+        let is_free = is_down && !self.waits_for_memory;
         if let Some(seat) = &self.seat {
             if listener {
                 seat.serve(self.now);
@@ -577,7 +582,7 @@ impl Port for MemifPort {
     fn poll_timeout(&self) -> Option<Nanos> {
         match &self.phase {
             _ if self.fault.is_some() => Some(Nanos::ZERO),
-            Phase::Down if !self.terms.retired.is_empty() => Some(self.next_check),
+            Phase::Down if self.waits_for_memory || !self.terms.retired.is_empty() => Some(self.next_check),
             Phase::Down => self.seat.is_none().then_some(self.retry),
             Phase::Handshake(_, _, deadline) => Some(*deadline),
             Phase::Up(_, link) => (!link.fences).then(|| self.now + UNFENCED_SLEEP),

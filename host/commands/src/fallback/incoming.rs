@@ -128,16 +128,12 @@ impl<'t> Incoming<'t> {
         whole.or_else(|| Some(self.stream.as_ref()?.summary()))
     }
 
-    /// All has arrived: the file appears. Returns its path. `idle`: see [`Sink::keep`].
-    pub(crate) fn keep(
-        &mut self,
-        summary: StreamSummary,
-        idle: &mut dyn FnMut() -> bool,
-    ) -> io::Result<Option<PathBuf>> {
+    /// All has arrived: the file appears. Returns its path.
+    pub(crate) fn keep(&mut self, summary: StreamSummary) -> io::Result<Option<PathBuf>> {
         if let Some((_, path)) = &self.whole {
             return Ok(path.clone());
         }
-        let path = self.sink.take().map_or(Ok(None), |sink| sink.keep(idle))?;
+        let path = self.sink.take().map_or(Ok(None), Sink::keep)?;
         self.whole = Some((summary, path.clone()));
         Ok(path)
     }

@@ -21,9 +21,6 @@ use super::{
 use crate::report::{Earlier, TransferReport};
 use crate::{MemberArgs, Stop, failure};
 
-/// Longest sleep of a receiver that waits for its disk.
-const SLEEP_MAX: Duration = Duration::from_millis(2);
-
 /// A receiver whose stream is not only in its group.
 pub(super) struct Receiving<'a, 't> {
     pub(super) host: &'a str,
@@ -83,10 +80,8 @@ impl Refused {
 }
 
 impl Receiving<'_, '_> {
-    fn keep(&mut self, summary: &StreamSummary) -> Outcome<Option<PathBuf>> {
-        let rnic = self.hosts.rnic_mut();
-        let mut idle = || rnic.poll_or_wait(SLEEP_MAX).is_ok();
-        let kept = self.incoming.borrow_mut().keep(summary.clone(), &mut idle);
+    fn keep(&self, summary: &StreamSummary) -> Outcome<Option<PathBuf>> {
+        let kept = self.incoming.borrow_mut().keep(summary.clone());
         kept.map_err(failure::sink)
     }
 

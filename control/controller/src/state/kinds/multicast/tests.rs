@@ -16,7 +16,7 @@ use crate::state::leases::Leased;
 use crate::state::lifecycle::{After, Event, PHASES, Phase};
 use crate::state::record::Record;
 
-pub(crate) fn end(number: u8) -> HostEndpoint {
+fn end(number: u8) -> HostEndpoint {
     HostEndpoint {
         name: format!("h{number}"),
         ip: [10, 0, 0, number].into(),
@@ -27,7 +27,7 @@ pub(crate) fn end(number: u8) -> HostEndpoint {
 }
 
 /// h0 sends to h1 and h2, and all have joined.
-pub(crate) fn group() -> Multicast {
+fn group() -> Multicast {
     let member = |number| NewMember {
         host: format!("h{number}"),
         ends: vec![end(number)],
@@ -55,7 +55,7 @@ pub(crate) fn group() -> Multicast {
     Multicast::new(group, Psn::new(0), 100)
 }
 
-pub(crate) fn set(group: &mut Multicast, number: usize, change: impl Fn(&Seat) -> MemberState) {
+fn set(group: &mut Multicast, number: usize, change: impl Fn(&Seat) -> MemberState) {
     let member = &mut Arc::make_mut(&mut group.members)[number];
     let seat = member.state.seat().expect("it has joined").clone();
     Arc::make_mut(member).state = change(&seat);
