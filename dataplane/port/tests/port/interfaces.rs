@@ -291,7 +291,7 @@ fn an_interface_that_cannot_be_used_is_a_reason() {
     });
 }
 
-/// The thread that watches reads the speed, and the port's thread does not.
+/// Where a thread watches, that one reads the speed, and the port's thread does not.
 #[test]
 fn a_port_learns_the_speed_of_its_interface_from_the_watch() {
     in_namespace(|| {
@@ -299,15 +299,17 @@ fn a_port_learns_the_speed_of_its_interface_from_the_watch() {
         let pool = pool();
         let port = open("tap0", &pool);
         let sender = AfPacketSpec::new("tap0").open(&pool, Sides::Send).unwrap();
+        let unwatched = open("tap0", &pool);
         let before = port.speed_mbps();
+        let sides = [&port, &sender].map(|port| port.reattach().unwrap());
+        let mut watch = InterfaceWatch::new(vec![sides.into()]).unwrap();
         let speed = ["-s", "tap0", "speed", "2500"];
         let set = Command::new("ethtool").args(speed).output();
         if !set.is_ok_and(|out| out.status.success()) {
             return skip("the speed of an interface", "needs ethtool");
         }
         assert_eq!((port.speed_mbps(), sender.speed_mbps()), (before, before));
-        let sides = [&port, &sender].map(|port| port.reattach().unwrap());
-        let mut watch = InterfaceWatch::new(vec![sides.into()]).unwrap();
+        assert_eq!(unwatched.speed_mbps(), Some(2500));
         watch.poll(Nanos::ZERO, &mut |_, _| panic!("it is attached"));
         assert_eq!((port.speed_mbps(), sender.speed_mbps()), (Some(2500), Some(2500)));
     });
