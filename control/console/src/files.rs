@@ -28,7 +28,7 @@ const LINKS_MAX: usize = 40;
 /// # Errors
 /// Links that go round, or a folder that may not be read.
 pub fn place(path: &Path) -> io::Result<Place> {
-    // The text of a link to an open pipe, as of /dev/stdout, is no path.
+    // /dev/stdout may lead to a pipe. Such a link cannot be followed by its text.
     if std::fs::metadata(path).is_ok_and(|file| !file.is_file() && !file.is_dir()) {
         return Ok(Place::Special);
     }

@@ -352,7 +352,7 @@ mod tests {
     use castnet_wire::McstId;
 
     use super::*;
-    use crate::shell::shared::tests::shared;
+    use crate::shell::shared::tests::{end_batch, shared};
     use crate::state::core::tests::join;
 
     /// A job whose hosts no switch has seen, in this phase; a switch that is not in the configuration may have its rule.
@@ -371,7 +371,7 @@ mod tests {
         (shared, record)
     }
 
-    /// It is not in any hurry, but whoever ends the group waits for it.
+    /// Whoever ends the group waits for this task.
     #[tokio::test]
     async fn a_group_that_waits_for_its_hosts_ends_at_once() {
         let (shared, record) = with_job(Phase::Installing);
@@ -403,7 +403,7 @@ mod tests {
             record.mcst_id = mcst_id.unwrap_or(record.mcst_id);
             record.generation = generation;
             // Nothing is being written: what is staged is on disk.
-            crate::shell::shared::tests::end_batch(&shared);
+            end_batch(&shared);
             let more = remove(&shared, record).await;
             let core = shared.lock();
             let there = core.group("job").map(|entry| entry.record().placed.len());

@@ -109,7 +109,7 @@ fn what_is_taken_back_is_looked_at_again_when_the_store_works() {
     assert_eq!(Vec::from_iter(&core.links_changed.groups), ["g"]);
 }
 
-/// It was restarted while the other switches of the group were told, or before the driver noted what it had confirmed.
+/// The switch was restarted after it had confirmed, and before the group was active.
 #[test]
 fn a_switch_that_lacks_its_part_has_not_confirmed() {
     let mut core = core(|_| {});

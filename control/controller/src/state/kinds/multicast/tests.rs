@@ -26,17 +26,18 @@ fn end(number: u8) -> HostEndpoint {
     }
 }
 
-/// h0 sends to h1 and h2, and all have joined.
-fn group() -> Multicast {
-    let member = |number| NewMember {
-        host: format!("h{number}"),
-        ends: vec![end(number)],
+/// The first of these sends, and all have joined.
+pub(crate) fn request(ends: impl Iterator<Item = HostEndpoint>) -> NewGroup {
+    let member = |end: HostEndpoint| NewMember {
+        host: end.name.clone(),
+        ends: vec![end],
     };
-    let group = NewGroup {
+    let members: Vec<NewMember> = ends.map(member).collect();
+    NewGroup {
         on_stall: None,
         name: "g".into(),
-        source: "h0".into(),
-        members: (0..3).map(member).collect(),
+        source: members[0].host.clone(),
+        members,
         pmtu: Pmtu::B1024,
         start_psn: None,
         va_base: 0,
@@ -51,8 +52,12 @@ fn group() -> Multicast {
         tree: Default::default(),
         path: Default::default(),
         repair: None,
-    };
-    Multicast::new(group, Psn::new(0), 100)
+    }
+}
+
+/// h0 sends to h1 and h2, and all have joined.
+fn group() -> Multicast {
+    Multicast::new(request((0..3).map(end)), Psn::new(0), 100)
 }
 
 fn set(group: &mut Multicast, number: usize, change: impl Fn(&Seat) -> MemberState) {

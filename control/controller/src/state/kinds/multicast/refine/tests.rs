@@ -3,16 +3,17 @@
 use std::fmt::Write as _;
 
 use castnet_planner::static_core;
-use castnet_proto::convert::{NewGroup, NewMember};
+use castnet_proto::convert::NewGroup;
 use castnet_rules::{HostEndpoint, HostPart};
 use castnet_topology::Topology;
-use castnet_wire::{MacAddr, McstId, Pmtu, Psn, Qpn};
+use castnet_wire::{MacAddr, McstId, Psn, Qpn};
 
 use super::*;
 use crate::config::SwitchConfig;
 use crate::state::core::tests::core;
 use crate::state::kinds::multicast::late::Late;
 use crate::state::kinds::multicast::record::Multicast;
+use crate::state::kinds::multicast::tests::request;
 use crate::state::kinds::{Joining, Kind};
 
 /// Four leaves with a host each below a programmable router that is connected.
@@ -62,35 +63,17 @@ pub(crate) fn run(core: &mut Core, name: &str, number: u8, kind: CoreKind, hosts
 }
 
 fn request_of(name: &str, core: CoreKind, hosts: &[u8]) -> NewGroup {
-    let member = |number: &u8| NewMember {
-        host: format!("h{number}"),
-        ends: vec![HostEndpoint {
-            name: format!("h{number}"),
-            ip: [10, 0, 0, number + 1].into(),
-            mac: MacAddr([2, 0, 0, 0, 0, number + 1]),
-            qpn: Qpn::new(17),
-            part: HostPart::Plain,
-        }],
+    let end = |number: &u8| HostEndpoint {
+        name: format!("h{number}"),
+        ip: [10, 0, 0, number + 1].into(),
+        mac: MacAddr([2, 0, 0, 0, 0, number + 1]),
+        qpn: Qpn::new(17),
+        part: HostPart::Plain,
     };
     NewGroup {
-        on_stall: None,
         name: name.into(),
-        source: format!("h{}", hosts[0]),
-        members: hosts.iter().map(member).collect(),
-        pmtu: Pmtu::B1024,
-        start_psn: None,
-        va_base: 0,
-        mcst_id: None,
-        stall_timeout_ms: 700,
-        lanes: 1,
-        fails_with_receiver: false,
-        rate_limit: None,
-        any_source: None,
-        core_copies: None,
         core,
-        tree: Default::default(),
-        path: Default::default(),
-        repair: None,
+        ..request(hosts.iter().map(end))
     }
 }
 
