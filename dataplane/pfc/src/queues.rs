@@ -66,7 +66,12 @@ pub(crate) struct Queues<B> {
     over: Vec<[u64; TrafficClass::COUNT]>,
     /// By class: the ingress slots that are over XOFF anywhere.
     over_any: [u64; TrafficClass::COUNT],
-    /// True from half of the frames on, until a quarter: all ingress ports are stopped.
+    /// By ingress slot and class: the frames that wait, at whichever egress port.
+    held: Vec<[u32; TrafficClass::COUNT]>,
+    /// By class: the ingress slots with frames that wait.
+    held_any: [u64; TrafficClass::COUNT],
+    /// True from half of the frames on, until a quarter: all ingress ports are stopped whose frames wait. Those of others leave at once, so a
+    /// crowd that two ports make for each other does not stop them.
     is_crowded: bool,
 }
 
@@ -100,6 +105,8 @@ impl<B: FrameBuf> Queues<B> {
             limits,
             over: vec![[0; TrafficClass::COUNT]; SLOTS],
             over_any: [0; TrafficClass::COUNT],
+            held: vec![[0; TrafficClass::COUNT]; SLOTS],
+            held_any: [0; TrafficClass::COUNT],
             is_crowded: false,
         }
     }
@@ -166,6 +173,8 @@ impl<B: FrameBuf> Queues<B> {
             self.over[at][class.index()] |= 1 << slot;
             self.over_any[class.index()] |= bit(ingress);
         }
+        self.held[at][class.index()] += 1;
+        self.held_any[class.index()] |= bit(ingress);
         self.waiting[slot].insert(class);
         self.frames += 1;
         self.is_crowded |= 2 * self.frames >= self.nodes.len();
@@ -185,6 +194,11 @@ impl<B: FrameBuf> Queues<B> {
             self.waiting[slot].remove(class);
         }
         queue.charged[usize::from(ingress)] -= charge(&frame);
+        let held = &mut self.held[usize::from(ingress)][class.index()];
+        *held -= 1;
+        if *held == 0 {
+            self.held_any[class.index()] &= !bit(ingress);
+        }
         self.frames -= 1;
         Some((ingress, frame))
     }
@@ -222,7 +236,7 @@ impl<B: FrameBuf> Queues<B> {
     /// The ingress slots that must be stopped for a class, one bit each.
     pub(crate) fn stopped(&self, class: TrafficClass) -> u64 {
         match self.is_crowded {
-            true => u64::MAX,
+            true => self.over_any[class.index()] | self.held_any[class.index()],
             false => self.over_any[class.index()],
         }
     }
@@ -357,7 +371,10 @@ mod tests {
                     for (ingress, ..) in over.iter().filter(|(_, at, _)| *at == c) {
                         stopped |= bit(*ingress);
                     }
-                    prop_assert_eq!(queues.stopped(class), if crowded { u64::MAX } else { stopped });
+                    for (ingress, _) in (0..PORTS).flat_map(|slot| &plain[slot * 3 + c]) {
+                        stopped |= if crowded { bit(*ingress) } else { 0 };
+                    }
+                    prop_assert_eq!(queues.stopped(class), stopped);
                     for slot in 0..PORTS {
                         prop_assert_eq!(queues.waiting(slot).has(class), !plain[slot * 3 + c].is_empty());
                     }
