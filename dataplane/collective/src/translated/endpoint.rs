@@ -34,6 +34,8 @@ pub(super) struct Sending {
     pub(super) moved: bool,
     /// Of the packet at `acked`. Used only if NAKs are reflected.
     pub(super) refusal: Option<Syndrome>,
+    /// A NAK of the packet at `acked` was served. Until it is acknowledged or a timer has repeated it, no other one is.
+    pub(super) nak_served: bool,
     /// End of the wait for a posted receive, while the endpoint is in `rnr_waiting`.
     pub(super) rnr_until: Nanos,
 }
@@ -83,7 +85,8 @@ pub(super) struct Receiving {
     pub(super) moved: bool,
 }
 
-/// A position up to which something has been checked. It saves work and decides nothing, so it is neither compared nor hashed.
+/// A position up to which something has been checked. It saves work, and decides at most which of several repeated packets brings a NAK. So it
+/// is neither compared nor hashed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Checked(pub(super) u64);
 

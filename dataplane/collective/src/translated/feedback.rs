@@ -10,7 +10,7 @@ use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 /// Parts of collectives that one step confirms to senders: some tenths of a millisecond.
 const STEP: usize = 4096;
 
-/// The same while a frame is handled, beside two for each endpoint: a batch can have many such frames.
+/// The same while a frame is handled, with two more for each sender: a batch can have many such frames. Also the most senders of a frame.
 pub(super) const AT_ONCE: usize = 64;
 
 /// 10 us.
@@ -99,8 +99,13 @@ impl<const W: usize> Translated<W> {
         }
         if self.is_repairing() {
             let is_parent = self.is_parent(from);
+            let is_rnr = matches!(syndrome, Syndrome::RnrNak(_));
             let sending = &mut self.endpoint_mut(from).sending;
             debug_assert_eq!(sending.acked, to);
+            // A parent of Mode-II names one PSN for several gaps.
+            if !is_rnr && core::mem::replace(&mut sending.nak_served, true) && !is_parent {
+                return;
+            }
             sending.go_back();
             sending.probing = false;
             // A parent of Mode-II acknowledges too late for that.
@@ -216,6 +221,7 @@ impl<const W: usize> Translated<W> {
         sending.acked = acked;
         sending.moved = true;
         sending.refusal = None;
+        sending.nak_served = false;
         // The answer to a probe acknowledges all that the host had, and the probe.
         if sending.probing && is_probed && acked < sending.next {
             sending.pace();
@@ -262,15 +268,17 @@ impl<const W: usize> Translated<W> {
                 g = call.part_end(g);
             }
         }
-        let mut work = match self.is_behind() {
+        let at_once = match self.is_behind() {
             true => 0,
-            false => AT_ONCE + 2 * self.endpoints.len(),
+            false => AT_ONCE,
         };
-        for sender in senders {
-            if !self.confirm(sender, u64::MAX, &mut work) {
-                self.unconfirmed.insert(sender);
+        let mut work = AT_ONCE + 2 * self.endpoints.len().min(AT_ONCE);
+        for sender in senders.iter().take(at_once) {
+            if self.confirm(sender, u64::MAX, &mut work) {
+                senders.remove(sender);
             }
         }
+        self.unconfirmed = self.unconfirmed.or(senders);
         debug_assert!(
             self.cold()
                 .all

@@ -23,6 +23,8 @@ mod contribution;
 mod emission;
 mod endpoint;
 mod feedback;
+#[cfg(test)]
+mod gap_tests;
 mod machine;
 mod pipe;
 mod slot;

@@ -34,7 +34,8 @@ impl<const W: usize> Translated<W> {
         out.clear();
         for endpoint in self.rnr_waiting {
             if self.endpoint(endpoint).sending.rnr_until <= now {
-                self.endpoint_mut(endpoint).sending.rnr_until = Nanos::ZERO;
+                let sending = &mut self.endpoint_mut(endpoint).sending;
+                (sending.rnr_until, sending.nak_served) = (Nanos::ZERO, false);
                 self.rnr_waiting.remove(endpoint);
                 self.refresh(endpoint);
             }
@@ -84,6 +85,7 @@ impl<const W: usize> Translated<W> {
         if moved || !sending.is_outstanding() || (is_rank && !self.is_repairing()) {
             return;
         }
+        self.endpoint_mut(endpoint).sending.nak_served = false;
         if is_rank && self.is_parent(endpoint) {
             self.endpoint_mut(endpoint).sending.go_back();
             return self.refresh(endpoint);

@@ -21,9 +21,10 @@ fn id(rank: u16) -> EndpointId {
 }
 
 /// A switch whose ranks have contributed to all collectives and got all results, with no acknowledgement yet.
-struct Lab {
-    machine: Translated<1>,
-    out: Effects<1>,
+struct WideLab<const W: usize> {
+    machine: Translated<W>,
+    out: Effects<W>,
+    ranks: u16,
     /// Packets sent by each rank, and to it.
     sent: Vec<u32>,
     got: Vec<u32>,
@@ -36,12 +37,26 @@ struct Lab {
     refuses: bool,
 }
 
+type Lab = WideLab<1>;
+
 impl Lab {
     fn new(mode: CollectiveMode, calls: u32, of: impl Fn(u32) -> Primitive) -> Self {
         Self::with(mode, LossPolicy::Repair, calls, of)
     }
 
     fn with(mode: CollectiveMode, loss: LossPolicy, calls: u32, of: impl Fn(u32) -> Primitive) -> Self {
+        let mut lab = Self::idle(RANKS, mode, loss);
+        for sequence in 0..calls {
+            let (primitive, root) = (of(sequence), sequence as u16 % RANKS);
+            lab.contribute(sequence, primitive, root);
+        }
+        (lab.most, lab.to_first) = (0, Vec::new());
+        lab
+    }
+}
+
+impl<const W: usize> WideLab<W> {
+    fn idle(ranks: u16, mode: CollectiveMode, loss: LossPolicy) -> Self {
         let zero = Psn::new(0);
         let endpoint = |rank| EndpointConfig {
             kind: EndpointKind::Rank {
@@ -51,10 +66,10 @@ impl Lab {
             },
             ranks: RankSet::only(rank),
         };
-        let ranks = usize::from(RANKS);
-        let mut lab = Self {
+        let each = usize::from(ranks);
+        Self {
             machine: Translated::new(TranslatedConfig {
-                endpoints: (0..RANKS).map(endpoint).collect(),
+                endpoints: (0..ranks).map(endpoint).collect(),
                 parent: None,
                 start_psn: zero,
                 slots: 1 << 12,
@@ -69,25 +84,20 @@ impl Lab {
                 stall_timeout: Nanos::ZERO,
             }),
             out: Effects::new(),
-            sent: vec![0; ranks],
-            got: vec![0; ranks],
-            told: vec![None; ranks],
+            ranks,
+            sent: vec![0; each],
+            got: vec![0; each],
+            told: vec![None; each],
             to_first: Vec::new(),
             most: 0,
             refuses: false,
-        };
-        for sequence in 0..calls {
-            let (primitive, root) = (of(sequence), sequence as u16 % RANKS);
-            lab.contribute(sequence, primitive, root);
         }
-        (lab.most, lab.to_first) = (0, Vec::new());
-        lab
     }
 
     fn contribute(&mut self, sequence: u32, primitive: Primitive, root: u16) {
         let call = Self::call(primitive, root);
-        (0..RANKS).for_each(|rank| self.control(sequence, rank, call));
-        for rank in 0..RANKS {
+        (0..self.ranks).for_each(|rank| self.control(sequence, rank, call));
+        for rank in 0..self.ranks {
             let sends = match primitive {
                 Primitive::AllReduce => true,
                 Primitive::Reduce => rank != root,
@@ -284,6 +294,42 @@ fn one_small_acknowledgement_that_decides_much_is_taken_in_steps() {
         assert!(!lab.machine.is_active() && !lab.machine.is_behind());
         assert_eq!(lab.machine.calls.iter().count(), 0, "all are removed");
     }
+}
+
+/// Each ACK by the root of a Reduce decides about a packet of all other ranks. A batch of them is as much work as one.
+#[test]
+fn acknowledgements_that_concern_many_ranks_are_taken_together() {
+    const MANY: u16 = 256;
+    const PACKETS: u32 = 32;
+    let mut lab = WideLab::<4>::idle(MANY, CollectiveMode::Translated, LossPolicy::Repair);
+    let call = Call {
+        packets: PACKETS,
+        elements: u64::from(8 * PACKETS),
+        ..Lab::call(Primitive::Reduce, 0)
+    };
+    (0..MANY).for_each(|rank| lab.control(0, rank, call));
+    (0..MANY).for_each(|rank| lab.feedback(rank, 0, Syndrome::Ack));
+    for _ in 0..PACKETS {
+        (1..MANY).for_each(|rank| lab.data(rank));
+    }
+    VISITED.set(0);
+    for psn in 1..=PACKETS {
+        let ack = Event::Feedback {
+            from: id(0),
+            psn: Psn::new(psn),
+            msn: 0,
+            syndrome: Syndrome::Ack,
+        };
+        lab.machine.handle(Nanos(1), ack, &mut lab.out);
+    }
+    let visited = VISITED.get();
+    assert!(visited < 4 * u32::from(MANY), "{visited} collectives");
+    assert!(lab.machine.is_behind());
+    // Whatever comes next, all are told.
+    lab.feedback(0, PACKETS, Syndrome::Ack);
+    let all = Some((Psn::new(PACKETS), 2, Syndrome::Ack));
+    assert!(lab.told[1..].iter().all(|told| *told == all));
+    assert!(!lab.machine.is_active() && !lab.machine.is_behind());
 }
 
 /// A NAK acknowledges all before it, and the packet that it names is sent again when that has been taken.

@@ -2,7 +2,7 @@
 
 use crate::net::endpoint;
 use crate::program::call;
-use crate::rules::{Bench, acks, config, drops, shape, u_start};
+use crate::rules::{Bench, acks, config, drops, emitted, shape, u_start};
 use castnet_collective::translated::{Effect, Event, Refusal};
 use castnet_collective::{PacketShape, TranslatedConfig};
 use castnet_wire::Primitive::{AllReduce, Broadcast, Reduce};
@@ -61,6 +61,32 @@ fn a_rank_that_cuts_otherwise_is_named_in_any_order_of_arrival() {
         if comes_first {
             assert_eq!(drops(&b.event(data(0, expected))), []);
         }
+    }
+}
+
+/// A small one would bring the whole result to all receivers, as often as it comes.
+#[test]
+fn a_repeat_has_the_shape_of_the_first_one() {
+    for (primitive, from) in [(AllReduce, 1), (Reduce, 1), (Broadcast, 0)] {
+        let mut b = Bench::new(config(2, 0, false));
+        b.agree(0, 0, call(primitive, 0, 2));
+        (0..2).for_each(|rank| drop(b.data(rank, 1, true)));
+        let small = Event::Data {
+            from: endpoint(from),
+            psn: u_start(from).add(1),
+            shape: PacketShape::default(),
+            ack_request: true,
+        };
+        assert_eq!(
+            b.event(small),
+            [Effect::Drop(DropReason::ContributionMismatch)],
+            "{primitive:?}"
+        );
+        assert_eq!(emitted(&b.data(from, 1, true)).len(), 1, "{primitive:?}");
+        // A finished one brings an ACK alone.
+        (0..2).for_each(|rank| drop(b.feedback(rank, 1, Syndrome::Ack)));
+        let acked = u_start(from).add(1).value();
+        assert_eq!(acks(&b.event(small)), [(from, acked, Syndrome::Ack)]);
     }
 }
 

@@ -323,6 +323,45 @@ fn what_goes_again_goes_as_it_is_acknowledged() {
     }
 }
 
+/// Each NAK would bring eight packets. A conforming host sends one for each gap, and a timer finds what is lost once more.
+#[test]
+fn a_nak_of_the_same_packet_is_served_once_until_progress_or_a_timer() {
+    for mode in [CollectiveMode::Translated, CollectiveMode::Augmented] {
+        let mut b = Bench::new(TranslatedConfig {
+            mode,
+            slots: 32,
+            ..config(2, 0, false)
+        });
+        b.agree(0, 0, call(AllReduce, 0, 6));
+        for i in 1..=6 {
+            b.data(0, i, false);
+            b.data(1, i, false);
+        }
+        let sent = |effects: Vec<Effect>| emitted(&effects).iter().map(|(g, ..)| *g).collect::<Vec<_>>();
+        assert_eq!(sent(b.feedback(0, 2, NAK)), [2, 3, 4, 5, 6]);
+        assert_eq!(sent(b.feedback(0, 2, NAK)), []);
+        // It acknowledges what is before.
+        assert_eq!(sent(b.feedback(0, 4, NAK)), [4, 5, 6]);
+        assert_eq!(sent(b.feedback(0, 4, NAK)), []);
+        b.tick();
+        assert_eq!(
+            sent(b.feedback(0, 4, NAK)),
+            [],
+            "there was progress since the last tick"
+        );
+        assert_eq!(sent(b.tick()).first(), Some(&4));
+        assert_eq!(sent(b.feedback(0, 4, NAK)), [4, 5, 6]);
+        // The wait for a receive is a timer, too.
+        let rnr = Syndrome::RnrNak(RnrTimer::new(1));
+        assert_eq!(sent(b.feedback(0, 4, rnr)), []);
+        assert_eq!(sent(b.feedback(0, 4, NAK)), []);
+        b.now += RnrTimer::new(1).wait();
+        let mut out = Effects::new();
+        b.machine.handle_timeout(b.now, &mut out);
+        assert_eq!(sent(b.feedback(0, 4, NAK)), [4, 5, 6]);
+    }
+}
+
 #[test]
 fn what_is_lost_once_more_is_asked_for_once_more() {
     let mut b = Bench::new(config(2, 0, false));
