@@ -1,6 +1,6 @@
-use std::fs::{self, OpenOptions};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -32,7 +32,7 @@ Examples:
   castnet pki issue pki c1 --san c1.example                   for the controller
   castnet pki issue pki ops                                   for an operator
   castnet pki issue pki h1                                    for host h1
-  castnet pki issue pki h1 --force                            replaces it; services read it again by themselves"
+  castnet pki issue pki h1 --force                            replaces it, for the same readers; services read it again by themselves"
 )]
 pub(crate) struct PkiCommand {
     #[command(subcommand)]
@@ -144,6 +144,7 @@ impl<'a> Part<'a> {
         let mut options = OpenOptions::new();
         let file = options.write(true).create_new(true).mode(mode).open(&part);
         let (mut file, part) = (file.map_err(failed)?, Self { place, part });
+        keep_readers(place, &file).map_err(failed)?;
         file.write_all(text.as_bytes()).map_err(failed)?;
         file.sync_all().map_err(failed)?;
         Ok(part)
@@ -167,6 +168,19 @@ impl Drop for Part<'_> {
         // It is gone after a rename.
         let _ = fs::remove_file(&self.part);
     }
+}
+
+/// Who may read the file at `place` may read the one that replaces it, such as a service with a user of its own. Fails if this user cannot give
+/// a file to that group.
+fn keep_readers(place: &Path, file: &File) -> io::Result<()> {
+    let Ok(old) = fs::metadata(place) else {
+        return Ok(());
+    };
+    // Others than root cannot give a file away.
+    let owner = (file.metadata()?.uid() == 0).then_some(old.uid());
+    // Before the mode, which is for this owner and group.
+    fchown(file, owner, Some(old.gid()))?;
+    file.set_permissions(Permissions::from_mode(old.mode() & 0o777))
 }
 
 /// What all certificates of an authority have as their issuer. Authorities differ by their keys.
@@ -322,8 +336,6 @@ fn is_name(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use castnet_proto::transport::{Address, Security, TlsFiles, connect, serve};
     use tonic::service::Routes;
 
@@ -417,6 +429,31 @@ mod tests {
         // While an authority replaces another one, hosts accept both.
         fs::write(folder.join("ca.pem"), [ca, new].concat()).expect("written");
         issue(folder, "h1", Vec::new(), &HOW).expect("the second one has the key");
+    }
+
+    #[test]
+    fn who_may_read_a_key_may_read_its_successor() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path();
+        init(folder, &HOW).expect("an authority");
+        issue(folder, "leaf1", Vec::new(), &HOW).expect("a certificate");
+        let key = folder.join("leaf1.key");
+        let access = || {
+            let file = fs::metadata(&key).expect("a key");
+            (file.uid(), file.gid(), file.mode() & 0o777)
+        };
+        let (user, group, _) = access();
+        // Only root can give it to others.
+        let (owner, readers) = match user {
+            0 => (1234, 2345),
+            _ => (user, group),
+        };
+        std::os::unix::fs::chown(&key, Some(owner), Some(readers)).expect("given away");
+        fs::set_permissions(&key, Permissions::from_mode(0o640)).expect("a mode");
+        let old = fs::read(&key).expect("a key");
+        issue(folder, "leaf1", Vec::new(), &How { force: true, ..HOW }).expect("another one");
+        assert_ne!(fs::read(&key).expect("a key"), old);
+        assert_eq!(access(), (owner, readers, 0o640));
     }
 
     #[test]

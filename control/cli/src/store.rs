@@ -96,6 +96,15 @@ fn counts(groups: usize, hosts: usize) -> String {
     format!("{groups} group(s), {hosts} host(s)")
 }
 
+fn imported_sentence(store: &str, groups: usize, hosts: usize, document: &Path) -> String {
+    format!(
+        "{store} has {} of {}. A controller on it ends all groups that were created since this export: it removes their rules from the \
+         switches, with a line in its log for each",
+        counts(groups, hosts),
+        document.display()
+    )
+}
+
 fn count(entries: &Entries, table: Table) -> usize {
     entries.keys().filter(|key| key.table == table).count()
 }
@@ -264,7 +273,7 @@ impl StoreCommand {
                 let (groups, hosts) = (count(&imported, Table::Groups), count(&imported, Table::Hosts));
                 let store = store.display().to_string();
                 output.show(&Done {
-                    sentence: format!("{store} has {} of {}", counts(groups, hosts), from.display()),
+                    sentence: imported_sentence(&store, groups, hosts, &from),
                     facts: Imported { store, groups, hosts },
                 })
             }
@@ -294,5 +303,22 @@ fn refused(error: ImportError, document: &Path, store: &Path) -> Failure {
             Failure::usage(text).next("docs/store.md says which version reads which schema")
         }
         _ => Failure::usage(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_import_says_what_it_ends() {
+        let sentence = imported_sentence("new.redb", 2, 1, Path::new("backup.json"));
+        for part in [
+            "new.redb has 2 group(s), 1 host(s) of backup.json",
+            "ends all groups",
+            "since",
+        ] {
+            assert!(sentence.contains(part), "{sentence}");
+        }
     }
 }

@@ -89,14 +89,15 @@ impl SwitchCommand {
         let log = config.serve.audit_log.as_deref();
         let _reader = log.map(files::await_reader).transpose()?;
 
-        let started = std::time::Instant::now();
-        let dataplane = start_with(dataplane_config, config.hugepages.unwrap_or_default()).await?;
-        install(&dataplane, rules).await?;
         let open = |path: &Path| {
             let failed = |e| Failure::usage(format!("audit log {}: {e}", path.display()));
             AuditLog::open(path).map_err(failed)
         };
         let access = Arc::new(Access::new(config.roles(), log.map(open).transpose()?));
+
+        let started = std::time::Instant::now();
+        let dataplane = start_with(dataplane_config, config.hugepages.unwrap_or_default()).await?;
+        install(&dataplane, rules).await?;
         let agent = Agent::start_for(dataplane.clone(), &config.listen(), &security, access.clone())
             .await
             .map_err(|e| connect::listen_failure(&e))?;
@@ -112,26 +113,26 @@ impl SwitchCommand {
             &agent.address().to_string(),
             self.ready_file.as_deref(),
         )?;
-        let mut stop = pin!(signals.first());
-        loop {
+        let (mut stop, mut dead) = (pin!(signals.first()), pin!(dead_worker(&dataplane)));
+        let died = loop {
             tokio::select! {
-                () = &mut stop => break,
+                () = &mut stop => break None,
+                failure = &mut dead => break Some(failure),
                 () = reloads.next() => match self.reload(&access, agent.address()) {
                     Ok(()) => remark(&format!("{name}: the roles of certificates were read again; all else is read at a start")),
                     Err(failure) => tracing::error!("the configuration stays as it is: {failure}"),
                 },
             }
-        }
+        };
 
         drop(ready);
         agent.stop().await;
         let last = tokio::task::spawn_blocking(move || dataplane.stop())
             .await
             .map_err(Failure::failed)?;
-        let Some(counters) = last else {
-            return Err(Failure::failed(
-                "a worker had died before: its last counters are lost",
-            ));
+        let (None, Some(counters)) = (&died, last) else {
+            let lost = || Failure::failed("a worker had died before: its last counters are lost");
+            return Err(died.unwrap_or_else(lost));
         };
         output.show_next(&Summary::new(name, started.elapsed(), &counters))
     }
@@ -214,6 +215,21 @@ fn check_rules(rules: &RuleSet, path: Option<&Path>, ports: usize) -> Outcome {
     Err(Failure::usage(lines.join("\n")).next(format!("castnet rules check --ports {ports} {file}")))
 }
 
+/// Waits until a worker has ended, which only a panic does before the dataplane stops.
+fn dead_worker(dataplane: &Dataplane) -> impl Future<Output = Failure> + use<> {
+    let ended = dataplane.ended().clone();
+    let ended = tokio::task::spawn_blocking(move || ended.recv());
+    async move {
+        let which = match ended.await {
+            Ok(Ok(worker)) => format!("worker {worker} has"),
+            _ => "all workers have".to_owned(),
+        };
+        Failure::failed(format!(
+            "{which} died: the switch ends, as it does not forward any more"
+        ))
+    }
+}
+
 async fn install(dataplane: &Arc<Dataplane>, rules: RuleSet) -> Outcome {
     let dataplane = dataplane.clone();
     let loaded = tokio::task::spawn_blocking(move || castnet_agent::load_rules(&dataplane, &rules));
@@ -225,6 +241,9 @@ async fn install(dataplane: &Arc<Dataplane>, rules: RuleSet) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use castnet_console::connect::ServeArgs;
+    use castnet_console::output::Format;
+
     use super::*;
 
     #[test]
@@ -250,6 +269,51 @@ mod tests {
         assert!(
             text.starts_with("leaf1: stopped after 2.00 s with 1 group: "),
             "{text}"
+        );
+    }
+
+    fn switch(audit_log: Option<PathBuf>) -> SwitchCommand {
+        let serve = ServeArgs {
+            audit_log,
+            ..ServeArgs::default()
+        };
+        SwitchCommand {
+            config: None,
+            ready_file: None,
+            flags: SwitchConfig {
+                ports: vec!["h1=pcap:/nowhere/in.pcap".parse().expect("a port")],
+                serve,
+                ..SwitchConfig::default()
+            },
+        }
+    }
+
+    #[tokio::test]
+    async fn an_audit_log_that_cannot_be_written_is_reported_before_the_ports_open() {
+        for (log, fault) in [
+            (Some("/nowhere/log"), "audit log /nowhere/log"),
+            (None, "in.pcap"),
+        ] {
+            let run = switch(log.map(PathBuf::from)).run(Output::new(Format::Table));
+            let failure = run.await.expect_err("no folder").text();
+            assert!(failure.contains(fault), "{failure}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_ends_by_itself_is_a_failure() {
+        let config = SwitchConfig {
+            ports: vec!["h1=memory:dead".parse().expect("a port")],
+            ..SwitchConfig::default()
+        };
+        let config = dataplane_config(&config).expect("a configuration");
+        let dataplane = start_with(config, Default::default()).await.expect("a dataplane");
+        let dead = dead_worker(&dataplane);
+        dataplane.stop();
+        let failure = dead.await;
+        assert!(
+            failure.code() == 1 && failure.what.starts_with("worker 0 has died"),
+            "{failure}"
         );
     }
 

@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::units::{Size, Span};
+use castnet_port::OpenError;
 use castnet_wire::{Nanos, PortId};
 use castnet_worker::{Dataplane, DataplaneConfig, Idle as WorkerIdle, PortConfig, StartError, WorkerConfig};
 
@@ -109,6 +110,17 @@ pub async fn start_with(config: DataplaneConfig, hugepages: Hugepages) -> Outcom
         .await
         .map_err(Failure::failed)?;
     started.map(Arc::new).map_err(|e| match e {
+        StartError::Port {
+            ref name,
+            source: OpenError::NoSuchInterface(_),
+            ..
+        } => {
+            let go_on = format!(
+                "to go on without it: port `{name}` on memif:@absent-{name} is down and keeps its number; if it is deleted, the ports after it \
+                 get other numbers"
+            );
+            Failure::failed(e).next(format!("castnet doctor --for switch\n{go_on}"))
+        }
         StartError::Port { .. } => Failure::failed(e).next("castnet doctor --for switch"),
         StartError::Config(_)
         | StartError::NoWorkers
@@ -136,6 +148,58 @@ mod tests {
             ),
             ("leaf1", 3, 1)
         );
+    }
+
+    /// Without an interface, the switch goes on with a stand-in, and the ports keep their numbers.
+    #[tokio::test]
+    async fn an_interface_that_is_missing_has_a_stand_in() {
+        let lab = std::process::id();
+        let config = |second: &str| {
+            let ports = [
+                format!("a=memory:{lab}"),
+                format!("b{lab}={second}"),
+                "c=memory:c".to_owned(),
+            ];
+            let config = SwitchConfig {
+                ports: ports.map(|port| port.parse().expect("a port")).into(),
+                ..SwitchConfig::default()
+            };
+            dataplane_config(&config).expect("a configuration")
+        };
+        let failure = start(config("af_packet:nosuch0"))
+            .await
+            .expect_err("no interface")
+            .text();
+        let mut stand_in = failure
+            .split_whitespace()
+            .filter(|word| word.starts_with("memif:"));
+        let stand_in = stand_in.next().expect("a port");
+        let dataplane = start(config(stand_in)).await.expect("a switch");
+        let ports = dataplane.ports().expect("it runs");
+        let ports: Vec<_> = ports
+            .iter()
+            .map(|port| (port.id.index(), port.name.as_str()))
+            .collect();
+        assert_eq!(ports, [(0, "a"), (1, &*format!("b{lab}")), (2, "c")]);
+    }
+
+    /// The unit may write at a few places only.
+    #[test]
+    fn the_paths_of_the_example_are_those_of_the_unit() {
+        let deploy = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
+        let read = |name| std::fs::read_to_string(format!("{deploy}/{name}")).expect("a file");
+        let (unit, example) = (
+            read("systemd/castnet-switch.service"),
+            read("examples/switch.toml"),
+        );
+        for (kind, path) in [
+            ("LogsDirectory", "# audit_log = \"/var/log/castnet-switch/"),
+            ("RuntimeDirectory", "or unix:/run/castnet-switch/"),
+            ("RuntimeDirectory", "or memif:/run/castnet-switch/"),
+        ] {
+            assert!(unit.contains(&format!("\n{kind}=castnet-switch\n")), "{kind}");
+            assert!(example.contains(path), "{path}");
+        }
     }
 
     #[test]

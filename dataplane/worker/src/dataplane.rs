@@ -29,7 +29,7 @@ use crate::published::Published;
 use crate::report::{
     Counters, InstalledGroup, PortReport, Report, Ring, RingReport, WORKERS_MAX, WorkerReport, WorkerStats,
 };
-use crate::startup::{OpenedWorkers, StartingWorker, await_opened, join, rings};
+use crate::startup::{OpenedWorkers, StartingWorker, WorkerEnd, await_opened, join, rings};
 use crate::sum::Sum;
 use crate::tap::{TapGuard, TapStream};
 use crate::worker::{self, MakeMemory, WorkerSetup};
@@ -49,6 +49,7 @@ pub struct Dataplane {
     shared: Arc<SharedControl>,
     threads: Mutex<Option<Threads>>,
     registered: Receiver<RegistrationFrame>,
+    ended: Receiver<usize>,
 }
 
 struct Threads {
@@ -88,6 +89,7 @@ impl Dataplane {
         let published = Arc::new(ArcSwap::from_pointee(Published::new(Tables::default(), false)));
         let (notes, noted) = bounded(housekeeping::QUEUE);
         let (registrations, registered) = bounded(REGISTRATION_QUEUE);
+        let (ends, ended) = bounded(given);
         let events_lost = Arc::new(AtomicU64::new(0));
         let rings = rings::<M>(&config);
         let pfc = PfcShared::new(
@@ -116,7 +118,12 @@ impl Dataplane {
             };
             let thread = thread::Builder::new().name(format!("castnet-w{index}"));
             let make = make.clone();
-            match thread.spawn(move || worker::run(setup, &*make)) {
+            let end = WorkerEnd(index, ends.clone());
+            let run = move || {
+                let _end = end;
+                worker::run(setup, &*make);
+            };
+            match thread.spawn(run) {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
                     failed = Some(StartError::Thread(error));
@@ -184,6 +191,7 @@ impl Dataplane {
             shared,
             threads: Mutex::new(Some(threads)),
             registered,
+            ended,
         })
     }
 
@@ -289,6 +297,12 @@ impl Dataplane {
     /// received once. The channel ends with the dataplane.
     pub fn registrations(&self) -> &Receiver<RegistrationFrame> {
         &self.registered
+    }
+
+    /// Receives the index of each worker whose thread has ended. Before [`Dataplane::stop`] that is one that has died: the switch does not
+    /// forward any more what that worker had.
+    pub fn ended(&self) -> &Receiver<usize> {
+        &self.ended
     }
 
     /// Counts a frame that came in by `port`, and that control has dropped.

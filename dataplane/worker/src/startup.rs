@@ -21,6 +21,16 @@ pub(crate) struct StartingWorker {
     pub(crate) opened: Receiver<Result<OpenedWorker, StartError>>,
 }
 
+/// Reports on drop that the thread of this worker has ended, also by a panic.
+pub(crate) struct WorkerEnd(pub(crate) usize, pub(crate) Sender<usize>);
+
+impl Drop for WorkerEnd {
+    fn drop(&mut self) {
+        // Each worker reports once, so there is room.
+        let _ = self.1.try_send(self.0);
+    }
+}
+
 /// Workers that have opened their ports.
 pub(crate) struct OpenedWorkers {
     pub(crate) handles: Vec<WorkerHandle>,

@@ -22,12 +22,17 @@ use super::{Address, Obstacle, Security, TlsFiles, TransportError, causes};
 
 const HTTP2: &[u8] = b"h2";
 
-/// What changes with each replacement of a file: its inode, its length and when it was changed.
+/// What changes with each replacement of a file, and with its owner and mode: its inode, its length and its ctime with nanoseconds.
 type Stamp = (u64, u64, i64, i64);
+
+/// The most sets of files whose settings are kept for connections. A process has one or two.
+const CLIENTS_MAX: usize = 16;
+
+/// What the connections of this process use, by their files: if new files do not work, a new connection has the old ones.
+static CLIENTS: Mutex<Vec<Arc<ClientTls>>> = Mutex::new(Vec::new());
 
 /// Settings of one end, made from its files.
 pub(super) struct Reloading<C> {
-    address: Address,
     files: TlsFiles,
     make: fn(&TlsFiles) -> Result<C, Fault>,
     made: Mutex<Made<C>>,
@@ -80,19 +85,16 @@ pub(super) fn obstacle(error: &rustls::Error) -> Obstacle {
 impl<C> Reloading<C> {
     fn new(
         address: &Address,
-        security: &Security,
+        files: &TlsFiles,
         make: fn(&TlsFiles) -> Result<C, Fault>,
     ) -> Result<Self, TransportError> {
-        let files = security.tls.clone();
-        let files = files.ok_or_else(|| TransportError::NoCertificates(address.clone()))?;
-        let stamps = stamps(&files);
-        let config = make(&files).map_err(|fault| match fault {
+        let stamps = stamps(files);
+        let config = make(files).map_err(|fault| match fault {
             Fault::Read(path, error) => TransportError::File(path, error.into()),
             Fault::Unusable(why) => TransportError::Tls(address.clone(), why),
         })?;
         Ok(Self {
-            address: address.clone(),
-            files,
+            files: files.clone(),
             make,
             made: Mutex::new(Made {
                 config: Arc::new(config),
@@ -107,13 +109,14 @@ impl<C> Reloading<C> {
         let stamps = stamps(&self.files);
         if made.stamps != stamps {
             made.stamps = stamps;
+            let cert = self.files.cert.display();
             match (self.make)(&self.files) {
                 Ok(config) => {
                     made.config = Arc::new(config);
-                    tracing::info!(address = %self.address, "certificates were read again");
+                    tracing::info!(%cert, "certificates were read again");
                 }
                 Err(fault) => {
-                    tracing::warn!(address = %self.address, %fault, "new certificates do not work: the old ones stay");
+                    tracing::warn!(%cert, %fault, "new certificates do not work: the old ones stay until the files change");
                 }
             }
         }
@@ -124,7 +127,7 @@ impl<C> Reloading<C> {
 impl ServerTls {
     /// Of a server: clients without a certificate of the authority are refused.
     pub(super) fn server(address: &Address, security: &Security) -> Result<Self, TransportError> {
-        Self::new(address, security, |files| {
+        Self::new(address, files(address, security)?, |files| {
             let pem = Pem::read(files)?;
             let provider = provider();
             let clients =
@@ -148,8 +151,23 @@ impl ServerTls {
 }
 
 impl ClientTls {
-    pub(super) fn client(address: &Address, security: &Security) -> Result<Self, TransportError> {
-        Self::new(address, security, |files| {
+    /// Of a client: one for each set of files.
+    pub(super) fn client(address: &Address, security: &Security) -> Result<Arc<Self>, TransportError> {
+        let files = files(address, security)?;
+        let mut kept = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tls) = kept.iter().find(|tls| tls.files == *files) {
+            return Ok(tls.clone());
+        }
+        let tls = Arc::new(Self::make(address, files)?);
+        if kept.len() == CLIENTS_MAX {
+            kept.remove(0);
+        }
+        kept.push(tls.clone());
+        Ok(tls)
+    }
+
+    fn make(address: &Address, files: &TlsFiles) -> Result<Self, TransportError> {
+        Self::new(address, files, |files| {
             let pem = Pem::read(files)?;
             let config = ClientConfig::builder_with_provider(provider())
                 .with_safe_default_protocol_versions()
@@ -207,10 +225,15 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
+fn files<'s>(address: &Address, security: &'s Security) -> Result<&'s TlsFiles, TransportError> {
+    let files = security.tls.as_ref();
+    files.ok_or_else(|| TransportError::NoCertificates(address.clone()))
+}
+
 fn stamps(files: &TlsFiles) -> [Option<Stamp>; 3] {
     [&files.ca, &files.cert, &files.key].map(|path| {
         let data = fs::metadata(path).ok()?;
-        Some((data.ino(), data.len(), data.mtime(), data.mtime_nsec()))
+        Some((data.ino(), data.len(), data.ctime(), data.ctime_nsec()))
     })
 }
 
@@ -249,7 +272,7 @@ impl Connector {
             host: host.into(),
             port,
             name,
-            tls: Arc::new(ClientTls::client(address, security)?),
+            tls: ClientTls::client(address, security)?,
         })
     }
 }
@@ -276,7 +299,80 @@ impl Service<Uri> for Connector {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
     use super::*;
+
+    /// How often the key was read, by its mode: nobody is refused as root.
+    static READS: AtomicUsize = AtomicUsize::new(0);
+
+    fn mode_of_key(files: &TlsFiles) -> Result<u32, Fault> {
+        READS.fetch_add(1, Relaxed);
+        let mode = fs::metadata(&files.key).unwrap().mode() & 0o777;
+        match mode {
+            0o600 => Err(Fault::Unusable("of another user".into())),
+            mode => Ok(mode),
+        }
+    }
+
+    #[test]
+    fn a_key_that_gets_another_mode_is_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let [ca, cert, key] = ["ca", "cert", "key"].map(|name| folder.path().join(name));
+        let set_mode = |mode| fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
+        // The clock of a file system goes in steps.
+        let change = |mode, files: &TlsFiles| {
+            let before = stamps(files);
+            let changed = (0..10_000_000).any(|_| {
+                set_mode(mode);
+                stamps(files) != before
+            });
+            assert!(changed, "{mode:o}");
+        };
+        fs::write(&key, "").unwrap();
+        set_mode(0o440);
+        let files = TlsFiles {
+            ca,
+            cert,
+            key: key.clone(),
+        };
+        let address = "https://127.0.0.1:1".parse().unwrap();
+        let tls = Reloading::new(&address, &files, mode_of_key).unwrap();
+        for (mode, used, reads) in [(0o440, 0o440, 1), (0o600, 0o440, 2), (0o640, 0o640, 3)] {
+            if mode != 0o440 {
+                change(mode, &files);
+            }
+            for _ in 0..2 {
+                assert_eq!((*tls.current(), READS.load(Relaxed)), (used, reads), "{mode:o}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_client_goes_on_with_its_files_where_new_ones_do_not_work() {
+        let folder = tempfile::tempdir().unwrap();
+        let [ca, cert, key] = ["ca", "cert", "key"].map(|name| folder.path().join(name));
+        let made = rcgen::generate_simple_self_signed(["h1".to_owned()]).unwrap();
+        fs::write(&ca, made.cert.pem()).unwrap();
+        fs::write(&cert, made.cert.pem()).unwrap();
+        fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+        let tls = Some(TlsFiles {
+            ca,
+            cert,
+            key: key.clone(),
+        });
+        let security = Security {
+            tls,
+            ..Security::default()
+        };
+        let client = |at: &str| ClientTls::client(&at.parse().unwrap(), &security).unwrap();
+        let first = client("https://leaf1:1").current();
+        fs::write(&key, "nonsense").unwrap();
+        assert!(Arc::ptr_eq(&first, &client("https://leaf2:1").current()));
+        fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+        assert!(!Arc::ptr_eq(&first, &client("https://leaf1:1").current()));
+    }
 
     #[test]
     fn faults_of_certificates_are_told_apart() {

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -76,7 +76,7 @@ impl RedbStore {
                 .mode(0o600)
                 .open(path);
             match new {
-                Ok(_) => {}
+                Ok(new) => give_to_owner_of_folder(path, &new)?,
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
                 Err(_) if !std::fs::metadata(path)?.is_file() => {
                     return Err(io::Error::from(ErrorKind::IsADirectory).into());
@@ -173,6 +173,21 @@ impl Store for RedbStore {
         let _ = tokio::task::spawn_blocking(move || *file.state.lock() = State::Closed).await;
         Ok(())
     }
+}
+
+/// The owner of the folder opens the file of a store that root has made there, such as a service with a user of its own.
+fn give_to_owner_of_folder(path: &Path, new: &std::fs::File) -> io::Result<()> {
+    if new.metadata()?.uid() != 0 {
+        return Ok(());
+    }
+    let folder = path.parent().filter(|folder| *folder != Path::new(""));
+    let folder = std::fs::metadata(folder.unwrap_or(Path::new(".")))?;
+    if folder.uid() != 0
+        && let Err(error) = fchown(new, Some(folder.uid()), Some(folder.gid()))
+    {
+        tracing::warn!(path = %path.display(), %error, "the file stays root's: the owner of its folder cannot open it");
+    }
+    Ok(())
 }
 
 impl File {
@@ -440,7 +455,6 @@ fn text(transaction: &WriteTransaction, key: &str) -> Result<Option<String>, red
 #[cfg(test)]
 mod tests {
     use super::super::Version;
-    use std::os::unix::fs::MetadataExt;
 
     use super::*;
 
@@ -491,6 +505,21 @@ mod tests {
         RedbStore::open(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         RedbStore::open(&path).unwrap();
+    }
+
+    /// As `castnet store import` as root, into the folder of a service.
+    #[test]
+    fn a_file_that_root_makes_is_its_folders_owners() {
+        let folder = tempfile::tempdir().unwrap();
+        if std::fs::metadata(folder.path()).unwrap().uid() != 0 {
+            eprintln!("not tested: needs root");
+            return;
+        }
+        std::os::unix::fs::chown(folder.path(), Some(1234), Some(2345)).unwrap();
+        let path = folder.path().join("c.redb");
+        RedbStore::open(&path).unwrap();
+        let file = std::fs::metadata(&path).unwrap();
+        assert_eq!((file.uid(), file.gid(), file.mode() & 0o777), (1234, 2345, 0o600));
     }
 
     /// Whatever is in the file: it is read, or refused.

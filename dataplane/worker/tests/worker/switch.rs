@@ -746,7 +746,11 @@ fn a_dead_worker_is_noticed_and_the_others_still_end() {
         lab.dataplane.install(&rule(1, &[0, 1])),
         Err(InstallError::Stopped(Stopped))
     );
+    let ended = lab.dataplane.ended();
+    assert_eq!(ended.recv_timeout(TIMEOUT), Ok(0));
+    assert!(ended.is_empty(), "the other one works");
     assert_eq!(lab.dataplane.stop(), None);
+    assert_eq!(ended.recv_timeout(TIMEOUT), Ok(1));
 }
 
 #[test]
