@@ -132,6 +132,8 @@ impl http_body::Body for Answer {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use http_body_util::{BodyExt, Full, StreamBody};
     use tokio::sync::mpsc;
 
@@ -175,6 +177,12 @@ mod tests {
         let waiting = Shares::default();
         let (send, frames) = mpsc::unbounded_channel::<Result<Frame<Bytes>, Status>>();
         let frames = tokio_stream::wrappers::UnboundedReceiverStream::new(frames);
+        let made = Arc::new(AtomicUsize::new(0));
+        let counted = made.clone();
+        let frames = tokio_stream::StreamExt::map(frames, move |frame| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            frame
+        });
         let mut stream = answer(Body::new(StreamBody::new(frames)), None, &waiting);
         let say = |data: &'static [u8]| send.send(Ok(Frame::data(Bytes::from_static(data)))).is_ok();
         let all = waiting.none(NAMES);
@@ -186,6 +194,11 @@ mod tests {
         assert!(say(b"two"));
         let late = tokio::time::timeout(10 * RETRY, stream.frame()).await;
         assert!(late.is_err(), "{late:?}");
+        assert_eq!(
+            made.load(Ordering::Relaxed),
+            1,
+            "the second is not made before there is room"
+        );
         assert_eq!(all.of_all(), WAITING_MAX);
         drop(unread);
         let second = stream.frame().await.expect("a frame").expect("no error");

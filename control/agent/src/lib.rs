@@ -114,9 +114,7 @@ impl Agent {
             events,
             boot_id,
         });
-        let service = service::Service {
-            shared: shared.clone(),
-        };
+        let service = service::Service::new(shared.clone());
         let service = guard(&access, crate::access::right, AgentServer::new(service));
         let log = guard(&access, process::right, process::server());
         let routes = Routes::new(service).add_service(log);

@@ -16,7 +16,7 @@ use castnet_proto::v1::agent_event::Event;
 use castnet_rules::GroupRule;
 use castnet_worker::engine::SourceGuard;
 use castnet_worker::{InstalledGroup, MoveError, Moved, RouteError};
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError::Lagged;
 use tokio_stream::wrappers::{BroadcastStream, ReceiverStream};
 use tokio_stream::{Stream, StreamExt};
@@ -34,10 +34,17 @@ type Answer<T> = Result<Response<T>, Status>;
 
 #[derive(Clone)]
 pub(crate) struct Service {
-    pub(crate) shared: Arc<Shared>,
+    shared: Arc<Shared>,
+    /// Held while everything is shown to who may only read.
+    listing: Arc<Mutex<()>>,
 }
 
 impl Service {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        let listing = Arc::default();
+        Self { shared, listing }
+    }
+
     async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Shared) -> Result<T, Status> + Send + 'static,
@@ -51,6 +58,24 @@ impl Service {
         answer
             .map_err(|error| Status::internal(error.to_string()))?
             .map(Response::new)
+    }
+
+    /// The same for a list of everything, which takes much memory until it is whole. Who may only read gets one at a time, also if its
+    /// clients go meanwhile.
+    async fn list<Q, T: Send + 'static>(
+        &self,
+        request: &Request<Q>,
+        question: impl FnOnce(&Shared) -> Result<T, Status> + Send + 'static,
+    ) -> Answer<T> {
+        let turn = match Caller::of(request)?.role {
+            Role::ReadOnly => Some(self.listing.clone().lock_owned().await),
+            _ => None,
+        };
+        self.ask(move |shared| {
+            let _to_its_end = turn;
+            question(shared)
+        })
+        .await
     }
 }
 
@@ -202,9 +227,9 @@ impl v1::agent_server::Agent for Service {
     }
 
     async fn list_groups(&self, request: Request<v1::ListGroupsRequest>) -> Answer<v1::ListGroupsResponse> {
-        let v1::ListGroupsRequest { mcst_id, brief } = request.into_inner();
+        let v1::ListGroupsRequest { mcst_id, brief } = request.get_ref().clone();
         let only = mcst_id.map(|m| mcst_id_from_proto("mcst_id", &m)).transpose()?;
-        self.ask(move |shared| {
+        let answer = move |shared: &Shared| {
             let (dataplane, boot_id) = (&shared.dataplane, shared.boot_id);
             if brief {
                 let head = |rule: &GroupRule| (rule.mcst_id, rule.name.clone(), rule.generation);
@@ -228,8 +253,11 @@ impl v1::agent_server::Agent for Service {
             let group = |g: &InstalledGroup| view::group(g, shared.owner_of(g.rule.mcst_id), now);
             let groups = groups.iter().map(group).collect();
             Ok(v1::ListGroupsResponse { groups, boot_id })
-        })
-        .await
+        };
+        match only {
+            Some(_) => self.ask(answer).await,
+            None => self.list(&request, answer).await,
+        }
     }
 
     async fn set_routes(&self, request: Request<v1::SetRoutesRequest>) -> Answer<v1::SetRoutesResponse> {
@@ -321,8 +349,8 @@ impl v1::agent_server::Agent for Service {
         .await
     }
 
-    async fn list_routes(&self, _: Request<v1::ListRoutesRequest>) -> Answer<v1::ListRoutesResponse> {
-        self.ask(|shared| {
+    async fn list_routes(&self, request: Request<v1::ListRoutesRequest>) -> Answer<v1::ListRoutesResponse> {
+        self.list(&request, |shared| {
             let routes = shared.dataplane.routes();
             let routes = routes.iter().map(route_to_proto).collect();
             Ok(v1::ListRoutesResponse { routes })
@@ -341,9 +369,9 @@ impl v1::agent_server::Agent for Service {
 
     async fn list_neighbours(
         &self,
-        _: Request<v1::ListNeighboursRequest>,
+        request: Request<v1::ListNeighboursRequest>,
     ) -> Answer<v1::ListNeighboursResponse> {
-        self.ask(|shared| {
+        self.list(&request, |shared| {
             let neighbours = shared.dataplane.neighbours().map_err(stopped)?;
             let now = shared.dataplane.now();
             let neighbours = neighbours.iter().map(|n| view::neighbour(n, now)).collect();
@@ -355,8 +383,8 @@ impl v1::agent_server::Agent for Service {
         .await
     }
 
-    async fn get_counters(&self, _: Request<v1::GetCountersRequest>) -> Answer<v1::Counters> {
-        self.ask(|shared| {
+    async fn get_counters(&self, request: Request<v1::GetCountersRequest>) -> Answer<v1::Counters> {
+        self.list(&request, |shared| {
             let counters = shared.dataplane.counters().map_err(stopped)?;
             let rules = shared.dataplane.rules().into_iter();
             let rules: BTreeMap<_, _> = rules.map(|r| (r.mcst_id, r)).collect();
@@ -378,8 +406,8 @@ impl v1::agent_server::Agent for Service {
         .await
     }
 
-    async fn list_fdb(&self, _: Request<v1::ListFdbRequest>) -> Answer<v1::ListFdbResponse> {
-        self.ask(|shared| {
+    async fn list_fdb(&self, request: Request<v1::ListFdbRequest>) -> Answer<v1::ListFdbResponse> {
+        self.list(&request, |shared| {
             let entries = shared.dataplane.fdb().map_err(stopped)?;
             let now = shared.dataplane.now();
             Ok(v1::ListFdbResponse {
@@ -461,5 +489,62 @@ impl v1::agent_server::Agent for Service {
             })
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use castnet_proto::transport::Peer;
+    use castnet_worker::{Dataplane, DataplaneConfig};
+
+    use super::*;
+
+    fn request(role: Role) -> Request<()> {
+        let peer = Peer {
+            address: "127.0.0.1:1".into(),
+            names: None,
+        };
+        let mut request = Request::new(());
+        let caller = Caller::new(Arc::new(peer), role);
+        request.extensions_mut().insert(Arc::new(caller));
+        request
+    }
+
+    /// 64 calls of a reader made 64 lists of all groups at a time.
+    #[tokio::test]
+    async fn a_reader_gets_one_list_at_a_time_also_if_its_client_goes() {
+        let config = DataplaneConfig::new("leaf", Vec::new());
+        let start = tokio::task::spawn_blocking(move || Dataplane::start(config));
+        let dataplane = Arc::new(start.await.unwrap().unwrap());
+        let service = Service::new(Arc::new(Shared {
+            events: crate::events::start(&dataplane),
+            dataplane,
+            owners: Default::default(),
+            guards: Default::default(),
+            boot_id: 1,
+        }));
+        let (reader, operator) = (request(Role::ReadOnly), request(Role::Operator));
+        let ((goes_on, may_go_on), (starts, mut started)) = (channel::<()>(), mpsc::channel(1));
+        let first = service.list(&reader, move |_| {
+            starts.blocking_send(()).unwrap();
+            may_go_on.recv().unwrap();
+            Ok(())
+        });
+        // Its client goes when the work has begun.
+        tokio::select! {
+            _ = first => panic!("it cannot be over"),
+            begun = started.recv() => assert!(begun.is_some()),
+        }
+        assert!(service.listing.try_lock().is_err());
+        let mut second = Box::pin(service.list(&reader, |_| Ok(2)));
+        tokio::select! {
+            biased;
+            _ = &mut second => panic!("two at a time"),
+            third = service.list(&operator, |_| Ok(3)) => assert_eq!(third.unwrap().into_inner(), 3),
+        }
+        goes_on.send(()).unwrap();
+        assert_eq!(second.await.unwrap().into_inner(), 2);
     }
 }

@@ -116,6 +116,16 @@ pub(crate) enum Refusal {
          (--rate), or name one for all in the controller's configuration (group_bandwidth)"
     )]
     NoRateLimit { tenant: String, quota: BitRate },
+    #[error(
+        "tenant {tenant:?} has a quota of bandwidth, in which a group with a rate limit of {rate}b/s may have a burst of {most} bytes at \
+         most, not {burst_bytes}"
+    )]
+    BurstTooLarge {
+        tenant: String,
+        rate: BitRate,
+        burst_bytes: u64,
+        most: u64,
+    },
     /// `size`: number of McstIDs of the pool.
     #[error("the pool {pool} is used up: all {size} McstIDs are in use")]
     PoolExhausted { pool: Ipv4Net, size: usize },
@@ -236,6 +246,7 @@ impl Refusal {
             Self::HostQuota { .. } => (Code::ResourceExhausted, "host_groups"),
             Self::OtherSpelling { .. } => (Code::InvalidArgument, "host"),
             Self::NoRateLimit { .. } => (Code::InvalidArgument, "rate_limit"),
+            Self::BurstTooLarge { .. } => (Code::InvalidArgument, "rate_limit.burst_bytes"),
             Self::NotTakenIn { .. } => (Code::FailedPrecondition, "group"),
             Self::NotNow { field, .. } => (Code::FailedPrecondition, field),
             Self::Needed { .. } => (Code::FailedPrecondition, "member"),

@@ -258,7 +258,8 @@ async fn begin(
     let core = Core::new(config.clone(), stored, Instant::now(), staged.clone());
     let shared = Arc::new(Shared::new(config, &term, lead, core, staged));
     // It ends by itself, after the last write.
-    shared.tasks.spawn(write::write(shared.clone(), store, probe));
+    let writer = shared.tasks.spawn(write::write(shared.clone(), store, probe));
+    tokio::spawn(end_with(writer));
     tracing::info!(%address, owner = shared.owner, epoch = term.epoch, "controller serves");
     for link in shared.links.values() {
         shared.spawn(link.clone().run(shared.clone()));
@@ -278,6 +279,14 @@ async fn begin(
     Ok(shared)
 }
 
+/// Ends the process if the task that writes the store panics: all changes would wait for ever. Whoever has started the process starts it again.
+async fn end_with(writer: JoinHandle<()>) {
+    if writer.await.is_err_and(|ended| ended.is_panic()) {
+        tracing::error!("the task that writes the store has panicked: the controller ends");
+        std::process::exit(1);
+    }
+}
+
 impl std::fmt::Debug for Controller {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Controller({}, {:?})", self.owner(), self.address())
@@ -292,5 +301,28 @@ impl Drop for Controller {
         if let Some(shared) = self.present.lock().take() {
             shared.stop_now();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::end_with;
+
+    /// Set in the process that is to end.
+    const CHILD: &str = "CASTNET_WRITER_PANICS";
+
+    #[test]
+    fn the_process_ends_with_the_task_that_writes_the_store() {
+        if std::env::var_os(CHILD).is_some() {
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            let writer = runtime.spawn(async { panic!("a fault in the store") });
+            return runtime.block_on(end_with(writer));
+        }
+        let name = "tests::the_process_ends_with_the_task_that_writes_the_store";
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let ended = child.args(["--exact", name]).env(CHILD, "1").output().unwrap();
+        assert_eq!(ended.status.code(), Some(1), "{ended:?}");
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use castnet_comm::Operation;
 use castnet_member::{Fate, Group, MemberConfig, MemberError, ReceiverState, Role, StreamHeader};
 use castnet_port::BoxPort;
+use castnet_proto::states::WatchedGroups;
 use castnet_proto::transport::Security;
 use castnet_proto::v1;
 use castnet_proto::v1::{GroupPhase, MemberPhase};
@@ -284,9 +285,9 @@ async fn a_transfer_changes_rules_only_at_its_begin_and_its_end() {
                 .collect(),
         )
         .await;
-    let request = v1::WatchControllerEventsRequest::default();
+    let request = v1::WatchControllerEventsRequest { differences: true };
     let events = fabric.client.clone().watch_events(request).await;
-    let mut events = events.expect("events").into_inner();
+    let (mut events, mut groups) = (events.expect("events").into_inner(), WatchedGroups::default());
     let receivers: Vec<_> = (1..4).map(|host| receive(&fabric, host)).collect();
     let source = send(&fabric, vec![7; 1_000_000], watch::Sender::new(0));
     source.await.expect("no panic").expect("all is acknowledged");
@@ -298,8 +299,9 @@ async fn a_transfer_changes_rules_only_at_its_begin_and_its_end() {
     loop {
         let event = tokio::select! {
             () = &mut patience => panic!("the group does not end"),
-            event = events.message() => event.expect("events").expect("a controller").event,
+            event = events.message() => event.expect("events").expect("a controller"),
         };
+        let event = groups.complete(event).expect("no gap").event;
         let Some(v1::controller_event::Event::Group(state)) = event else {
             continue;
         };

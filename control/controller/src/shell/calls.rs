@@ -16,20 +16,21 @@ use crate::state::kinds::collective::secret::Secret;
 use crate::state::kinds::collective::view::RankState;
 use crate::state::kinds::multicast::record::JoinedBy;
 use crate::state::kinds::multicast::requests::HowToJoin;
-use crate::state::kinds::multicast::view;
+use crate::state::kinds::multicast::view::{self, MemberView};
 use crate::state::lifecycle::Phase;
 use crate::state::requests::{Changes, Seen};
 
 /// A member's call that stands while it waits for changes of its group.
 pub(crate) trait StandingCall: Send + 'static {
+    /// Small: a client that takes no messages leaves one waiting.
     type State: PartialEq + Send + Sync + 'static;
     type Message: Send + 'static;
 
     /// Waits until the member is to look; at first, there is something to see.
     fn changed(&mut self) -> impl Future<Output = ()> + Send;
 
-    /// `sent`: the state that was sent before, if any.
-    fn message(&self, state: &Self::State, sent: Option<&Self::State>) -> Self::Message;
+    /// Makes the message of a state, of which the client has the one that was sent before.
+    fn messages(&self) -> impl Fn(&Self::State, Option<&Self::State>) -> Self::Message + Send + 'static;
 
     fn look(&mut self) -> impl Future<Output = Result<Seen<Self::State>, Refusal>> + Send;
 }
@@ -69,19 +70,22 @@ impl StandingCall for Attendance {
         self.seated.changes.next().await;
     }
 
-    fn message(&self, state: &RankState, sent: Option<&RankState>) -> v1::CollectiveState {
-        let state = state.since(sent.filter(|_| self.differences));
-        match self.seated.is_of_member {
-            true => state,
-            false => v1::CollectiveState {
-                name: state.name,
-                phase: state.phase,
-                generation: state.generation,
-                rank: state.rank,
-                failed_rank: state.failed_rank,
-                reason: "it has failed, and this rank is free: join again".into(),
-                ..Default::default()
-            },
+    fn messages(&self) -> impl Fn(&RankState, Option<&RankState>) -> v1::CollectiveState + Send + 'static {
+        let (differences, is_of_member) = (self.differences, self.seated.is_of_member);
+        move |state, sent| {
+            let state = state.since(sent.filter(|_| differences));
+            match is_of_member {
+                true => state,
+                false => v1::CollectiveState {
+                    name: state.name,
+                    phase: state.phase,
+                    generation: state.generation,
+                    rank: state.rank,
+                    failed_rank: state.failed_rank,
+                    reason: "it has failed, and this rank is free: join again".into(),
+                    ..Default::default()
+                },
+            }
         }
     }
 
@@ -139,18 +143,18 @@ impl Locked<'_> {
 }
 
 impl StandingCall for Join {
-    type State = v1::GroupState;
+    type State = MemberView;
     type Message = v1::GroupState;
 
     async fn changed(&mut self) {
         self.changes.next().await;
     }
 
-    fn message(&self, state: &v1::GroupState, _sent: Option<&v1::GroupState>) -> v1::GroupState {
-        state.clone()
+    fn messages(&self) -> impl Fn(&MemberView, Option<&MemberView>) -> v1::GroupState + Send + 'static {
+        |state, _| state.message()
     }
 
-    async fn look(&mut self) -> Result<Seen<v1::GroupState>, Refusal> {
+    async fn look(&mut self) -> Result<Seen<MemberView>, Refusal> {
         self.changes.mark_seen();
         let seen = self.shared.read(|core| self.seen(core)).await?;
         Ok(seen.unwrap_or_else(|| {
@@ -164,7 +168,7 @@ impl StandingCall for Join {
 
 impl Join {
     /// What the member sees; `None` if the join no longer stands.
-    fn seen(&self, core: &Core) -> Option<Seen<v1::GroupState>> {
+    fn seen(&self, core: &Core) -> Option<Seen<MemberView>> {
         let (entry, kind) = core.multicast(&self.group).ok()?;
         let (_, member) = kind.member(&self.host)?;
         let state = || Box::new(view::state_for(kind, core, entry, &self.host, self.brief));

@@ -3,6 +3,7 @@
 //! A blob goes to each rank, so it counts as often as there are ranks, from its call until the answer to that call is sent: a client that does
 //! not read its answers uses up its own room.
 
+use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::error::Refusal;
 use crate::state::access::check_size;
 use crate::state::kinds::collective::record::Collective;
 use crate::state::kinds::collective::secret::Secret;
+use crate::state::record::Record;
 
 /// Maximum bytes of all blobs, each counted once.
 const BYTES_MAX: usize = 256 << 20;
@@ -72,6 +74,17 @@ struct Blob {
 struct Weight {
     bytes: usize,
     in_answers: usize,
+}
+
+impl Round {
+    /// Whether it has these seats, and each blob is of a host that may have its seat; an empty name: any host.
+    fn is_of(&self, seats: &[&str]) -> bool {
+        let may_be = |(rank, blob): (&u16, &Blob)| {
+            let seat = seats.get(usize::from(*rank));
+            seat.is_some_and(|host| host.is_empty() || blob.caller.may_be(host))
+        };
+        usize::from(self.size) == seats.len() && self.blobs.iter().all(may_be)
+    }
 }
 
 impl Open {
@@ -258,23 +271,31 @@ impl Exchanges {
             .check_secret((job, ExchangeAmong::Unspecified), 0..=u64::MAX, rank, given)
     }
 
-    /// Ends the rounds with another secret, and those in which a host has given a blob for a rank that is another host's now. Before a job has a
-    /// group, each rank is free for the first caller. The calls of all hosts in such a round fail, and may be repeated.
-    pub(crate) fn forget_strangers(&self, job: &str, group: &Collective) {
+    /// Ends the rounds of a group that do not fit it any more: with another secret or number of ranks, or with a blob of a host whose seat is
+    /// another host's now. Before a job has a group, each rank is free for the first caller. The calls of all hosts in such a round fail, and
+    /// may be repeated. `None`: the group is forgotten, and with it the seats of its members.
+    pub(crate) fn forget_strangers(&self, name: &str, record: Option<&Record>) {
         let open = &mut *self.0.lock();
-        let (ranks, secret) = (&group.ranks, group.secret_of_ranks());
-        let belongs = |(rank, blob): (&u16, &Blob)| {
-            let place = ranks.get(usize::from(*rank));
-            place.is_some_and(|place| place.host.is_empty() || blob.caller.may_be(&place.host))
+        let group = record.and_then(Record::collective);
+        let secret = group.and_then(Collective::secret_of_ranks);
+        // Most groups have no rounds.
+        let seats = |among| LazyCell::new(move || record?.seats(among, 0));
+        let (ranks, members) = (seats(ExchangeAmong::Unspecified), seats(ExchangeAmong::Members));
+        let fits = |number: u64, among, round: &Round| match among {
+            ExchangeAmong::Unspecified => ranks.as_ref().is_none_or(|ranks| {
+                round.is_of(ranks) && secret.is_none_or(|secret| round.secret.same(secret))
+            }),
+            ExchangeAmong::Members => members.as_ref().is_some_and(|members| round.is_of(members)),
+            ExchangeAmong::Outside => {
+                let ends = record.and_then(|record| record.seats(among, number));
+                ends.is_some_and(|ends| round.is_of(&ends))
+            }
         };
-        let fits = |round: &Round| {
-            usize::from(round.size) == ranks.len()
-                && round.blobs.iter().all(belongs)
-                && secret.is_none_or(|secret| round.secret.same(secret))
-        };
-        let all = open.of_job((job, ExchangeAmong::Unspecified), 0..=u64::MAX);
+        let key = |among, number| (name.to_owned(), among, number);
+        let (first, last) = (ExchangeAmong::Unspecified, ExchangeAmong::Outside);
+        let all = open.rounds.range(key(first, 0)..=key(last, u64::MAX));
         let wrong: Vec<Key> = all
-            .filter(|(_, round)| !fits(round))
+            .filter(|((_, among, number), round)| !fits(*number, *among, round))
             .map(|(key, _)| key.clone())
             .collect();
         for key in wrong {
@@ -311,13 +332,18 @@ impl Drop for Part {
 mod tests {
     use std::time::Duration;
 
+    use castnet_proto::convert::new_group_from_proto;
     use castnet_proto::transport::Peer;
+    use castnet_wire::{McstId, Psn};
 
     use super::*;
     use crate::shell::shared::tests::shared;
     use crate::shell::write;
     use crate::state::core::tests::{core, join};
-    use crate::state::kinds::collective::record::{Collective, Settings};
+    use crate::state::kinds::Kind;
+    use crate::state::kinds::collective::record::Settings;
+    use crate::state::kinds::multicast::outside::Outside as OutsideReceiver;
+    use crate::state::kinds::multicast::record::{Diverted, Multicast};
     use crate::store::StoreError;
 
     fn caller(name: Option<&str>) -> Arc<Caller> {
@@ -339,6 +365,26 @@ mod tests {
             timeout: Duration::from_secs(60),
             secret: Vec::new(),
         }
+    }
+
+    fn record(kind: Kind) -> Record {
+        let mcst_id = McstId([10, 200, 0, 1].into());
+        Record::new("job".into(), (mcst_id, Vec::new()), kind)
+    }
+
+    /// A multicast group of these hosts. The first one sends.
+    fn members(hosts: &[&str]) -> Multicast {
+        let member = |host: &&str| v1::NewMember {
+            host: (*host).into(),
+            connection: None,
+        };
+        let request = v1::CreateGroupRequest {
+            name: "job".into(),
+            source: hosts[0].into(),
+            members: hosts.iter().map(member).collect(),
+            ..Default::default()
+        };
+        Multicast::new(new_group_from_proto(&request).unwrap(), Psn::new(0), 100)
     }
 
     fn with(secret: &str, call: ExchangeCall) -> ExchangeCall {
@@ -384,7 +430,7 @@ mod tests {
         let part = put.unwrap();
         let mut core = core(|_| {});
         core.seat_rank(join("job", 0, 3, "s"), "h0").map(drop).unwrap();
-        exchanges.forget_strangers("job", core.collective("job").unwrap().1);
+        exchanges.forget_strangers("job", Some(core.group("job").unwrap().record()));
         assert!(exchanges.0.lock().rounds.is_empty());
         drop(part);
     }
@@ -527,7 +573,7 @@ mod tests {
         ];
         let hosts = ["h0", "h1", ""].map(String::from).to_vec();
         let group = Collective::new(hosts, Settings::new(&Default::default()), false);
-        exchanges.forget_strangers("job", &group);
+        exchanges.forget_strangers("job", Some(&record(Kind::Collective(group))));
         // A free rank may be h9's. Nothing is left of rounds with strangers and of another size.
         let left: Vec<u64> = exchanges.0.lock().rounds.keys().map(|key| key.2).collect();
         assert_eq!(left, [3]);
@@ -535,6 +581,88 @@ mod tests {
         drop(parts);
         let open = exchanges.0.lock();
         assert_eq!((open.bytes, open.by_host.len(), open.rounds.len()), (0, 0, 0));
+    }
+
+    /// A member that was put out kept the others from their fallback with its old call.
+    #[tokio::test]
+    async fn rounds_of_members_end_with_the_seats_of_those_who_called() {
+        use ExchangeAmong::{Members, Outside, Unspecified};
+        let exchanges = Exchanges::default();
+        let parts = [
+            (Unspecified, 0, 9, 0, Some("h9")),
+            (Members, 0, 3, 0, Some("h0")),
+            (Members, 2, 3, 0, Some("h2")),
+            (Members, 3, 4, 1, Some("h3")),
+            (Members, 1, 3, 2, Some("h1")),
+            (Members, 2, 3, 2, Some("h9")),
+            (Members, 2, 3, 3, None),
+            (Members, 1, 2, 4, Some("h2")),
+            (Outside, 0, 2, 7, Some("h2")),
+            (Outside, 1, 2, 8, Some("h1")),
+        ];
+        let parts = parts.map(|(among, rank, size, round, host)| {
+            let call = call(rank, size, round, b"blob");
+            exchanges
+                .put(ExchangeCall { among, ..call }, caller(host))
+                .unwrap()
+        });
+        let left = |record: Option<Record>| {
+            exchanges.forget_strangers("job", record.as_ref());
+            let open = exchanges.0.lock();
+            let keys = open.rounds.keys().map(|(_, among, round)| (*among, *round));
+            keys.collect::<Vec<_>>()
+        };
+        let mut group = members(&["h0", "h1", "h2"]);
+        group.outside = vec![OutsideReceiver {
+            host: "h2".into(),
+            reason: "cut off".into(),
+            via: "h1".into(),
+            number: 7,
+        }];
+        let of = |group: &Multicast| Some(record(Kind::Multicast(group.clone())));
+        assert_eq!(
+            left(of(&group)),
+            [(Unspecified, 0), (Members, 0), (Members, 3), (Outside, 7)]
+        );
+        group.diverted = Some(Diverted {
+            reason: "slow".into(),
+            hosts: vec!["h0".into(), "h2".into()],
+        });
+        assert_eq!(left(of(&group)), [(Unspecified, 0), (Outside, 7)]);
+        group.outside[0].host = "h3".into();
+        assert_eq!(left(of(&group)), [(Unspecified, 0)]);
+        drop(parts);
+        assert_eq!(exchanges.0.lock().bytes, 0);
+    }
+
+    /// The stream of a group went to a stranger, who had been a member of an earlier one of its name.
+    #[tokio::test]
+    async fn rounds_of_members_end_with_their_group() {
+        for next in [None, Some("h2")] {
+            let shared = shared();
+            let add = |last| {
+                let kind = Kind::Multicast(members(&["h0", "h1", last]));
+                shared.lock().add(record(kind)).unwrap();
+            };
+            let release = || {
+                let batch = write::next_batch(&mut shared.lock()).unwrap();
+                write::release(&shared, batch);
+                shared.exchanges.0.lock().rounds.len()
+            };
+            add("h9");
+            let old = ExchangeCall {
+                among: ExchangeAmong::Members,
+                ..call(2, 3, 0, b"old")
+            };
+            let part = shared.exchanges.put(old, caller(Some("h9"))).unwrap();
+            assert_eq!(release(), 1, "{next:?}");
+            shared.lock().forget("job").unwrap();
+            if let Some(last) = next {
+                add(last);
+            }
+            assert_eq!(release(), 0, "{next:?}");
+            drop(part);
+        }
     }
 
     #[tokio::test]

@@ -13,7 +13,7 @@ use tokio::sync::{MutexGuard, OwnedMutexGuard};
 use super::shared::Shared;
 use crate::error::Refusal;
 use crate::state::core::Core;
-use crate::state::foresee::{self, Wanted};
+use crate::state::foresee::{self, Foreseen, Wanted};
 use crate::state::journal::Ticket;
 use crate::state::kinds::collective::record::{Collective, Settings};
 use crate::state::kinds::multicast::record::Multicast;
@@ -180,7 +180,16 @@ impl Shared {
         loop {
             let (done, ticket) = {
                 let _turn = self.turns.among_all(&own).await;
-                self.early_answer(Purpose::Show, record, then).await
+                let (done, ticket) = self.early_answer(Purpose::Show, record, then).await;
+                let done = match done {
+                    Ok(foreseen) if !foreseen.is_short() => {
+                        let counted = tokio::task::spawn_blocking(|| foreseen.with_load());
+                        // It is not done if the controller stops.
+                        counted.await.map_err(|_| Refusal::Stopping)
+                    }
+                    done => done.map(Foreseen::with_load),
+                };
+                (done, ticket)
             };
             // The others do not wait for the store.
             match ticket.durable().await {

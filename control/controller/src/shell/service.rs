@@ -20,7 +20,7 @@ use crate::shell::calls::StandingCall;
 use crate::shell::front::held;
 use crate::shell::link::{GROUPS_TOGETHER, Link};
 use crate::shell::shared::{Locked, Shared};
-use crate::shell::watch::Watcher;
+use crate::shell::watch::{News, Watcher};
 use crate::state::core::Core;
 use crate::state::foresee::Wanted;
 use crate::state::kinds::multicast::record::Received;
@@ -29,10 +29,12 @@ use crate::state::requests::Seen;
 use crate::state::table::Entry;
 use crate::state::view;
 
-/// Events that wait for a slow client. Of states, only the last counts.
-const EVENTS_DEPTH: usize = 64;
+/// A part of a list ends at this many members.
+const MEMBERS_TOGETHER: usize = 2048;
 type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 type Answer<T> = Result<Response<T>, Status>;
+/// A state that has not been sent, and the one that was sent before.
+type Step<S> = (Arc<S>, Option<Arc<S>>);
 
 #[derive(Clone)]
 pub(crate) struct Service {
@@ -83,12 +85,13 @@ impl Service {
         Ok(shown)
     }
 
-    fn stream<T: Send + 'static, F: Future<Output = ()> + Send + 'static>(
+    /// `show` makes a message of what `task` has seen when the client takes it: only then is it counted.
+    fn stream<S: Send + 'static, T: 'static, F: Future<Output = ()> + Send + 'static>(
         &self,
-        depth: usize,
-        task: impl FnOnce(mpsc::Sender<Result<T, Status>>) -> F,
+        mut show: impl FnMut(S) -> T + Send + 'static,
+        task: impl FnOnce(mpsc::Sender<Result<S, Status>>) -> F,
     ) -> Answer<Messages<T>> {
-        let (to, from) = mpsc::channel(depth);
+        let (to, from) = mpsc::channel(1);
         self.shared.spawn(task(to));
         let stopped = self.shared.stopped.clone();
         // Not complete if the controller has stopped.
@@ -96,7 +99,14 @@ impl Service {
             let stopped = stopped.is_cancelled();
             stopped.then(|| Err(Refusal::Stopping.into()))
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(from).chain(end))))
+        let messages = ReceiverStream::new(from).map(move |seen: Result<S, Status>| seen.map(&mut show));
+        Ok(Response::new(Box::pin(messages.chain(end))))
+    }
+
+    fn following<C: StandingCall>(&self, call: C) -> Answer<Messages<C::Message>> {
+        let messages = call.messages();
+        let show = move |(state, sent): Step<C::State>| messages(&state, sent.as_deref());
+        self.stream(show, |to| follow(call, to))
     }
 
     /// A response from state that is on disk.
@@ -139,9 +149,20 @@ fn shown(core: &Core, entry: &Entry) -> v1::Group {
     entry.record().kind.behaviour().view(core, entry)
 }
 
+/// The next groups to show while the lock is held.
+pub(crate) fn part<'c>(core: &'c Core, after: Option<&str>) -> impl Iterator<Item = &'c Entry> {
+    let mut members = 0;
+    let next = core.groups.after(after).take(GROUPS_TOGETHER);
+    next.take_while(move |entry| {
+        let goes = members < MEMBERS_TOGETHER;
+        members += entry.record().kind.behaviour().parties().len();
+        goes
+    })
+}
+
 /// Sends each change of its group to the client until the last. If the client goes first, the call is dropped.
-async fn follow<C: StandingCall>(mut call: C, to: mpsc::Sender<Result<C::Message, Status>>) {
-    let mut sent = None;
+async fn follow<C: StandingCall>(mut call: C, to: mpsc::Sender<Result<Step<C::State>, Status>>) {
+    let mut sent: Option<Arc<C::State>> = None;
     loop {
         tokio::select! {
             () = to.closed() => return,
@@ -150,16 +171,15 @@ async fn follow<C: StandingCall>(mut call: C, to: mpsc::Sender<Result<C::Message
         let Ok(permit) = to.reserve().await else { return };
         let Ok(seen) = call.look().await else { return };
         let (state, last) = match seen {
-            Seen::State(state) => (state, false),
-            Seen::Last(state) => (state, true),
+            Seen::State(state) => (Arc::from(state), false),
+            Seen::Last(state) => (Arc::from(state), true),
             Seen::Nothing => return,
             Seen::Superseded(reason) => {
                 return permit.send(Err(Status::aborted(reason)));
             }
         };
         if sent.as_ref() != Some(&state) {
-            permit.send(Ok(call.message(&state, sent.as_deref())));
-            sent = Some(state);
+            permit.send(Ok((state.clone(), sent.replace(state))));
         }
         if last {
             return;
@@ -218,7 +238,7 @@ impl Controller for Service {
         };
         let mut join = self.stored(join).await?;
         join.brief = brief;
-        self.stream(1, |to| follow(join, to))
+        self.following(join)
     }
 
     async fn leave_group(&self, request: Request<v1::LeaveGroupRequest>) -> Answer<v1::LeaveGroupResponse> {
@@ -354,12 +374,12 @@ impl Controller for Service {
         let mut after = None;
         loop {
             // A part at a time: other calls use the lock in between.
-            let part = |core: &Core| {
-                let next = core.groups.after(after.as_deref()).take(GROUPS_TOGETHER);
+            let read = |core: &Core| {
+                let next = part(core, after.as_deref());
                 next.map(|e| (e.record().name.clone(), shown(core, e)))
                     .collect::<Vec<_>>()
             };
-            let part = self.shared.read(part).await?;
+            let part = self.shared.read(read).await?;
             let Some((last, _)) = part.last() else {
                 return Ok(Response::new(listed));
             };
@@ -486,7 +506,7 @@ impl Controller for Service {
         };
         let mut attendance = self.stored(init).await?;
         attendance.differences = differences;
-        self.stream(1, |to| follow(attendance, to))
+        self.following(attendance)
     }
 
     async fn exchange(&self, request: Request<v1::ExchangeRequest>) -> Answer<v1::ExchangeResponse> {
@@ -513,8 +533,97 @@ impl Controller for Service {
         // Subscribes at once: all later events are reported.
         let events = self.shared.events.subscribe();
         let shared = self.shared.clone();
-        self.stream(EVENTS_DEPTH, |to| {
+        self.stream(News::event, |to| {
             Watcher::new(shared, to, differences).run(events)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use castnet_wire::McstId;
+
+    use super::*;
+    use crate::shell::shared::tests::shared;
+    use crate::state::kinds::Kind;
+    use crate::state::kinds::collective::record::{Collective, Settings};
+    use crate::state::record::Record;
+
+    /// Each look sees a new state.
+    #[derive(Default)]
+    struct Restless {
+        looks: Arc<AtomicUsize>,
+        messages: Arc<AtomicUsize>,
+    }
+
+    impl StandingCall for Restless {
+        type State = usize;
+        type Message = (usize, Option<usize>);
+
+        async fn changed(&mut self) {}
+
+        fn messages(&self) -> impl Fn(&usize, Option<&usize>) -> Self::Message + Send + 'static {
+            let messages = self.messages.clone();
+            move |state, sent| {
+                messages.fetch_add(1, Ordering::Relaxed);
+                (*state, sent.copied())
+            }
+        }
+
+        async fn look(&mut self) -> Result<Seen<usize>, Refusal> {
+            let look = self.looks.fetch_add(1, Ordering::Relaxed);
+            Ok(Seen::State(Box::new(look)))
+        }
+    }
+
+    /// A host opened 8184 streams and took nothing: a message of 0.4 MB waited in each, uncounted.
+    #[tokio::test]
+    async fn a_message_is_made_when_it_is_taken() {
+        let call = Restless::default();
+        let (looks, messages) = (call.looks.clone(), call.messages.clone());
+        let service = Service { shared: shared() };
+        let mut stream = service.following(call).unwrap().into_inner();
+        for taken in 0..3 {
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            let made = messages.load(Ordering::Relaxed);
+            assert_eq!((looks.load(Ordering::Relaxed), made), (taken + 1, taken));
+            let message = stream.next().await.unwrap().unwrap();
+            assert_eq!(message, (taken, taken.checked_sub(1)));
+        }
+    }
+
+    /// The lock was held for 256 groups, however large: a host can make many free ranks.
+    #[tokio::test]
+    async fn a_part_of_a_list_is_bounded_by_groups_and_by_members() {
+        for (ranks, groups, parts) in [
+            (1024, 5, vec![2, 2, 1]),
+            (4096, 2, vec![1, 1]),
+            (2, 300, vec![256, 44]),
+        ] {
+            let shared = shared();
+            for n in 0..groups {
+                let kind = Collective::new(
+                    vec![String::new(); ranks],
+                    Settings::new(&Default::default()),
+                    false,
+                );
+                let mcst_id = McstId((0x0ac8_0000 + n).into());
+                let record = Record::new(format!("g{n:03}"), (mcst_id, Vec::new()), Kind::Collective(kind));
+                shared.lock().groups.put(record);
+            }
+            let (mut after, mut counts, core) = (None, Vec::new(), shared.lock());
+            loop {
+                let names = part(&core, after.as_deref()).map(|entry| entry.record().name.clone());
+                let names: Vec<String> = names.collect();
+                let Some(last) = names.last() else { break };
+                counts.push(names.len());
+                after = Some(last.clone());
+            }
+            assert_eq!(counts, parts, "{ranks} ranks");
+        }
     }
 }

@@ -123,11 +123,9 @@ fn store_fails(shared: &Arc<Shared>, health: &mut Health, error: Arc<StoreError>
 pub(super) fn release(shared: &Arc<Shared>, mut batch: Batch) {
     let mut core = shared.lock();
     core.journal.under_way = None;
-    for record in batch.groups() {
-        if let Some(group) = record.collective() {
-            // Ranks may have joined. A join that is taken back ends nobody's round.
-            shared.exchanges.forget_strangers(&record.name, group);
-        }
+    for (name, record) in batch.groups() {
+        // Seats may have changed. A change that is taken back ends nobody's round.
+        shared.exchanges.forget_strangers(name, record);
     }
     for message in batch.messages.drain(..) {
         message();

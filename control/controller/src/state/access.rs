@@ -10,6 +10,7 @@ use crate::state::core::Core;
 use crate::state::kinds::collective::record::Collective;
 use crate::state::kinds::collective::secret::Secret;
 use crate::state::kinds::collective::view;
+use crate::state::record::Record;
 use crate::state::table::Entry;
 
 /// The right that a method needs. The test below fails if one is missing.
@@ -54,23 +55,18 @@ impl Core {
     /// strangers out.
     pub(crate) fn check_exchange(&self, caller: &Caller, call: &ExchangeCall) -> Result<(), Refusal> {
         let ExchangeCall { job, rank, .. } = call;
-        let seats = match call.among {
-            ExchangeAmong::Unspecified => {
-                self.check_rank(caller, job, (*rank).into(), "exchange")?;
-                if let Ok((_, group)) = self.collective(job) {
-                    check_size(job, group.ranks.len(), call.size)?;
-                }
-                return self.check_secret(job, *rank, &Secret::new(job, &call.secret));
+        if call.among == ExchangeAmong::Unspecified {
+            self.check_rank(caller, job, (*rank).into(), "exchange")?;
+            if let Ok((_, group)) = self.collective(job) {
+                check_size(job, group.ranks.len(), call.size)?;
             }
-            ExchangeAmong::Members => self.multicast(job)?.1.source_first(),
-            ExchangeAmong::Outside => {
-                let ends = self.multicast(job)?.1.ends_outside(call.round);
-                ends.ok_or_else(|| Refusal::NobodyOutside {
-                    group: job.clone(),
-                    number: call.round,
-                })?
-            }
-        };
+            return self.check_secret(job, *rank, &Secret::new(job, &call.secret));
+        }
+        let seats = self.multicast(job)?.0.record().seats(call.among, call.round);
+        let seats = seats.ok_or_else(|| Refusal::NobodyOutside {
+            group: job.clone(),
+            number: call.round,
+        })?;
         check_size(job, seats.len(), call.size)?;
         match seats.get(usize::from(*rank)) {
             Some(host) if caller.may_be(host) => Ok(()),
@@ -147,6 +143,20 @@ impl Core {
             collective: Some(collective),
             ..Default::default()
         })
+    }
+}
+
+impl Record {
+    /// The hosts that may exchange, by rank; an empty name: any host. `None`: nobody has a seat by this group.
+    pub(crate) fn seats(&self, among: ExchangeAmong, round: u64) -> Option<Vec<&str>> {
+        match among {
+            ExchangeAmong::Unspecified => {
+                let ranks = self.collective()?.ranks.iter();
+                Some(ranks.map(|rank| rank.host.as_str()).collect())
+            }
+            ExchangeAmong::Members => Some(self.multicast()?.source_first()),
+            ExchangeAmong::Outside => self.multicast()?.ends_outside(round),
+        }
     }
 }
 

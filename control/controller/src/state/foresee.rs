@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use castnet_planner::{LinkLoad, Shortage};
+use castnet_planner::Shortage;
 use castnet_proto::convert::{NewCollective, NewGroup, mode_to_proto, rate_limit_to_proto};
 use castnet_proto::v1;
 use castnet_proto::v1::endpoint::NextHop;
@@ -20,7 +20,7 @@ use crate::state::kinds::collective::view::{mode, mode_reason};
 use crate::state::kinds::multicast::record::Multicast;
 use crate::state::planning::{Layout, NoPlan};
 use crate::state::record::Record;
-use crate::state::table::Entry;
+use crate::state::table::{Entry, Snapshot};
 use crate::state::view;
 
 /// A group that is not created.
@@ -64,11 +64,39 @@ impl Wanted {
     }
 }
 
-pub(crate) fn answer(
-    core: &Core,
-    mut record: Record,
-    layout: Result<Layout, NoPlan>,
-) -> v1::PlanGroupResponse {
+/// An answer that lacks the load of its links, which may be still to be counted.
+pub(crate) struct Foreseen {
+    answer: v1::PlanGroupResponse,
+    topology: Arc<Topology>,
+    /// `None`: there is no plan.
+    load: Option<Snapshot>,
+}
+
+impl Foreseen {
+    /// Whether [`Foreseen::with_load`] takes little time.
+    pub(crate) fn is_short(&self) -> bool {
+        let load = self.load.as_ref();
+        load.is_none_or(|load| load.is_counted() && self.topology.is_indexed())
+    }
+
+    /// The whole answer. Not to be called under the core's lock.
+    pub(crate) fn with_load(mut self) -> v1::PlanGroupResponse {
+        let Some(load) = self.load.map(|load| load.get()) else {
+            return self.answer;
+        };
+        for switch in &mut self.answer.switches {
+            let name = switch.node.as_ref().map_or("", |node| &node.switch_name);
+            for link in &mut switch.links {
+                let at = self.topology.link_at(&End::port(name, link.port as u8));
+                link.groups = at.map_or(0, |link| load.get(link));
+            }
+        }
+        self.answer
+    }
+}
+
+/// Needs the core's lock, so it counts nothing.
+pub(crate) fn answer(core: &Core, mut record: Record, layout: Result<Layout, NoPlan>) -> Foreseen {
     let mut answer = v1::PlanGroupResponse {
         name: record.name.clone(),
         mcst_id: record.mcst_id.to_string(),
@@ -101,8 +129,6 @@ pub(crate) fn answer(
     let parties = record.kind.behaviour().parties();
     let joined = parties.iter().filter(|p| p.ends.is_some()).map(|p| p.host);
     let joined: BTreeSet<&str> = joined.collect();
-    let topology = core.facts.topology();
-    let load = core.groups.load(&topology, &record.name).get();
     answer.switches = view::tree(&Entry::new(record.clone()))
         .into_iter()
         .map(|mut node| {
@@ -111,12 +137,18 @@ pub(crate) fn answer(
                 .for_each(|rule| hide_stand_ins(core, &joined, rule));
             v1::PlannedSwitch {
                 room: Some(room(core, &node.switch_name)),
-                links: links((&topology, &load), &record, &node.switch_name),
+                links: links(&record, &node.switch_name),
                 node: Some(node),
             }
         })
         .collect();
-    answer
+    let topology = core.facts.topology();
+    let load = plan.map(|_| core.groups.load(&topology, &record.name));
+    Foreseen {
+        answer,
+        topology,
+        load,
+    }
 }
 
 /// Members that have not joined get the address that the controller knows, if any, and no queue pair.
@@ -146,8 +178,8 @@ fn room(core: &Core, switch: &str) -> v1::SwitchRoom {
     }
 }
 
-/// The links of a switch of the tree, with the groups that they carry now.
-fn links((topology, load): (&Topology, &LinkLoad), record: &Record, switch: &str) -> Vec<v1::PlannedLink> {
+/// The links of a switch of the tree, without their load.
+fn links(record: &Record, switch: &str) -> Vec<v1::PlannedLink> {
     let rule = record.plan.as_ref().and_then(|plan| plan.rules.get(switch));
     let endpoints = rule.iter().flat_map(|rule| &rule.endpoints);
     // Several ranks can share a port.
@@ -156,13 +188,10 @@ fn links((topology, load): (&Topology, &LinkLoad), record: &Record, switch: &str
         next_hops.push(endpoint.next_hop.name().into());
         all
     });
-    let link = |(port, next_hops): (u32, Vec<String>)| {
-        let at = topology.link_at(&End::port(switch, port as u8));
-        v1::PlannedLink {
-            port,
-            next_hops,
-            groups: at.map_or(0, |link| load.get(link)),
-        }
+    let link = |(port, next_hops): (u32, Vec<String>)| v1::PlannedLink {
+        port,
+        next_hops,
+        groups: 0,
     };
     by_port.into_iter().map(link).collect()
 }
@@ -196,5 +225,50 @@ fn shortage(core: &Core, record: &Record, switch: &str, smallest: Option<&GroupR
     match smallest {
         Some(rule) => Shortage::of(switch, &room, rule).map(|short| short.lack.to_string()),
         None => (room.groups_free == 0).then(|| "takes no more groups".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use castnet_proto::convert::new_group_from_proto;
+
+    use super::*;
+    use crate::state::kinds::multicast::refine::tests::star;
+    use crate::state::lifecycle::{Cause, Failure};
+
+    /// Others wait for the lock, and a reader could hold it as long as it takes to count all groups.
+    #[test]
+    fn an_answer_counts_no_load_under_the_lock() {
+        let member = |host: &str| v1::NewMember {
+            host: host.into(),
+            connection: None,
+        };
+        let request = v1::CreateGroupRequest {
+            name: "g".into(),
+            source: "h0".into(),
+            members: vec![member("h0"), member("h1")],
+            ..Default::default()
+        };
+        let wanted = Wanted::Multicast(new_group_from_proto(&request).unwrap());
+        let core = star();
+        let record = wanted.record(&core).unwrap();
+        let unseen = NoPlan::NotYet(Failure {
+            cause: Cause::Unseen,
+            field: "members[0]".into(),
+            reason: "not seen".into(),
+        });
+        // Another controller makes the plan.
+        let layout = star().plan_now(&record).unwrap();
+        let is_counted = || core.groups.load(&core.facts.topology(), "").is_counted();
+        for (layout, is_counted_after) in [(Err(unseen), false), (Ok(layout), true)] {
+            let foreseen = answer(&core, record.clone(), layout);
+            assert!(!is_counted());
+            assert_eq!(foreseen.is_short(), !is_counted_after);
+            let answer = foreseen.with_load();
+            assert_eq!(
+                (is_counted(), answer.switches.is_empty()),
+                (is_counted_after, !is_counted_after)
+            );
+        }
     }
 }

@@ -132,12 +132,12 @@ impl Batch {
         self.writes.iter().map(write).collect()
     }
 
-    /// Groups as they are written.
-    pub(crate) fn groups(&self) -> impl Iterator<Item = &Record> {
-        let values = self.writes.values().filter_map(|staged| staged.value.as_ref());
-        values.filter_map(|value| match value {
-            Value::Group(record) => Some(&**record),
-            Value::Host(_) | Value::WrittenOff(_) => None,
+    /// Groups by name, as they are written; `None`: forgotten.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = (&str, Option<&Record>)> {
+        let groups = self.writes.iter().filter(|(key, _)| key.table == Table::Groups);
+        groups.map(|(key, staged)| match &staged.value {
+            Some(Value::Group(record)) => (key.name.as_str(), Some(&**record)),
+            _ => (key.name.as_str(), None),
         })
     }
 

@@ -6,8 +6,8 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::ptr::addr_eq;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use castnet_proto::states::{Parts, State};
 use castnet_proto::v1;
@@ -52,13 +52,14 @@ pub(crate) struct Shown {
     pub(crate) number: u64,
     /// Without the members.
     head: Event,
-    members: Vec<Member>,
+    /// Shared with other states: who follows a group may hold many.
+    members: Vec<Arc<Member>>,
     gone: VecDeque<(u64, String)>,
     /// Earlier states get no difference.
     whole_until: u64,
-    /// What it was made from: the version of the fabric, and the plan.
+    /// What it was made from: the version of the fabric, and the plan, which does not stay for it.
     fabric: u64,
-    plan: (Option<Arc<Plan>>, bool),
+    plan: (Option<Weak<Plan>>, bool),
 }
 
 /// The last state that was made, and whether the group may have changed since.
@@ -124,8 +125,9 @@ fn behaviour(entry: &Entry) -> &dyn GroupKind {
     entry.record().kind.behaviour()
 }
 
-fn plan(entry: &Entry) -> (Option<Arc<Plan>>, bool) {
-    (entry.record().plan.clone(), entry.foreseen.is_some())
+fn plan(entry: &Entry) -> (Option<Weak<Plan>>, bool) {
+    let plan = entry.record().plan.as_ref();
+    (plan.map(Arc::downgrade), entry.foreseen.is_some())
 }
 
 impl Shown {
@@ -142,11 +144,13 @@ impl Shown {
         };
         let planned = kind.planned(entry);
         let sources = kind.sources(entry).into_iter().zip(planned);
-        let member = |(at, (source, planned)): (usize, (Source<'_>, Planned))| Member {
-            state: Arc::new(state(core, entry, at, planned)),
-            record: source.record,
-            is_here: source.is_here,
-            number,
+        let member = |(at, (source, planned)): (usize, (Source<'_>, Planned))| {
+            Arc::new(Member {
+                state: Arc::new(state(core, entry, at, planned)),
+                record: source.record,
+                is_here: source.is_here,
+                number,
+            })
         };
         shown.members = sources.enumerate().map(member).collect();
         shown
@@ -157,7 +161,7 @@ impl Shown {
         let sources = kind.sources(entry);
         let mut changed = false;
         // A rank keeps its position when a host takes it or gives it up.
-        let is_member = |(source, member): (&Source<'_>, &Member)| {
+        let is_member = |(source, member): (&Source<'_>, &Arc<Member>)| {
             let known = &member.state.host;
             addr_eq(Arc::as_ptr(&source.record), Arc::as_ptr(&member.record))
                 || source.host == known
@@ -175,7 +179,7 @@ impl Shown {
         }
         let (plan, head) = (plan(entry), kind.head(entry));
         let same_plan = match (&self.plan, &plan) {
-            ((Some(old), _), (Some(new), _)) => Arc::ptr_eq(old, new),
+            ((Some(old), _), (Some(new), _)) => old.ptr_eq(new),
             ((None, old), (None, new)) => old == new,
             _ => false,
         };
@@ -195,6 +199,10 @@ impl Shown {
                 },
             };
             let state = state(core, entry, at, planned);
+            if is_same && *member.state == state {
+                continue;
+            }
+            let member = Arc::make_mut(member);
             (member.record, member.is_here) = (source.record, source.is_here);
             if *member.state != state {
                 (member.state, member.number) = (Arc::new(state), number);
@@ -258,10 +266,14 @@ impl Shown {
         event
     }
 
-    /// The state with only the members at these positions.
-    pub(crate) fn brief(&self, positions: impl IntoIterator<Item = usize>) -> Event {
-        let members = positions.into_iter().filter_map(|at| self.members.get(at));
-        self.with(members.map(|m| v1::MemberState::clone(&m.state)).collect(), None)
+    /// The state without members.
+    pub(crate) fn head(&self) -> Event {
+        self.with(Vec::new(), None)
+    }
+
+    /// Its members in their order.
+    pub(crate) fn members(&self) -> impl Iterator<Item = &Arc<v1::MemberState>> {
+        self.members.iter().map(|member| &member.state)
     }
 }
 
@@ -280,6 +292,20 @@ pub(crate) fn parts(event: &mut Event) -> Option<Parts<'_>> {
         Event::Collective(state) => Some(state.parts()),
         _ => None,
     }
+}
+
+/// Of the state in an event about a group: its group, its number, and that of the state that it continues.
+pub(crate) fn numbers(event: &Event) -> Option<(&str, u64, Option<u64>)> {
+    let (name, number, difference) = match event {
+        Event::Group(state) => (&state.name, state.number, &state.difference),
+        Event::Collective(state) => (&state.name, state.number, &state.difference),
+        _ => return None,
+    };
+    Some((
+        name,
+        number,
+        difference.as_ref().map(|difference| difference.since),
+    ))
 }
 
 #[cfg(test)]

@@ -12,6 +12,15 @@ use crate::state::record::Record;
 /// In quotas of groups, a group counts once for each lane, or for each so many ranks if that is more.
 pub(crate) const RANKS_PER_GROUP: u64 = 64;
 
+/// A burst within a quota of bandwidth, in milliseconds of the rate: a group that is created again has it again, and it counts nowhere.
+const BURST_MS: u64 = 50;
+
+/// The largest burst within a quota of bandwidth, in bytes. The default of a rate is always allowed.
+fn burst_max(rate: BitRate) -> u64 {
+    let burst = rate.bits_per_second() / 8 * BURST_MS / 1000;
+    burst.max(RateLimit::of(rate).burst_bytes)
+}
+
 /// Those who share quotas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tenant {
@@ -25,7 +34,8 @@ pub struct Tenant {
     /// Maximum number of slots of collective groups at a switch, of all groups and lanes together, as requested. `None`:
     /// no limit.
     pub slots: Option<u64>,
-    /// Maximum of the sum of the rate limits of its groups. Each of them must have one. `None`: no limit.
+    /// Maximum of the sum of the rate limits of its groups. Each of them must have one, with a burst of 50 ms of its rate, 256 KiB if that
+    /// is more, at most. `None`: no limit.
     pub bandwidth: Option<BitRate>,
     /// The rate limit of a group that is created without one. `None`: it has none, and is refused where `bandwidth` is given.
     pub group_bandwidth: Option<BitRate>,
@@ -142,9 +152,20 @@ impl Core {
             }
             return Ok(());
         };
-        if let (Some(quota), None) = (tenant.bandwidth, record.rate_limit) {
-            let tenant = tenant.name.clone();
-            return Err(Refusal::NoRateLimit { tenant, quota });
+        match (tenant.bandwidth, record.rate_limit) {
+            (Some(quota), None) => {
+                let tenant = tenant.name.clone();
+                return Err(Refusal::NoRateLimit { tenant, quota });
+            }
+            (Some(_), Some(RateLimit { rate, burst_bytes })) if burst_bytes > burst_max(rate) => {
+                return Err(Refusal::BurstTooLarge {
+                    tenant: tenant.name.clone(),
+                    rate,
+                    burst_bytes,
+                    most: burst_max(rate),
+                });
+            }
+            _ => {}
         }
         let (used, more) = (self.groups.used_by(&tenant.name), Quotas::of(record));
         let count: fn(u64) -> String = |n| n.to_string();
@@ -214,6 +235,34 @@ mod tests {
         assert!(matches!(&refused, Refusal::Quota { .. }), "{refused}");
         core.forget("a").unwrap();
         assert_eq!(core.groups.used_by("t"), Quotas::default());
+    }
+
+    /// A host had the rate of its link with a limit of 1 kb/s: it sent a burst of 1 GiB, left, and joined again.
+    #[test]
+    fn a_burst_within_a_quota_of_bandwidth_is_short() {
+        let refused = |bandwidth: Option<&str>, rate: &str, burst_bytes| {
+            let mut core = core(|config| {
+                config.tenants = vec![Tenant {
+                    name: "t".into(),
+                    members: vec!["h*".into()],
+                    bandwidth: bandwidth.map(|rate| rate.parse().expect("a rate")),
+                    ..Tenant::default()
+                }];
+            });
+            let mut rank = join("a", 0, 2, "");
+            let rate = rate.parse().expect("a rate");
+            rank.settings.rate_limit = Some(RateLimit { rate, burst_bytes });
+            let refusal = core.seat_rank(rank, "h0").map(drop).err()?;
+            let most = matches!(refusal, Refusal::BurstTooLarge { most, .. } if refusal.to_string().contains(&most.to_string()));
+            assert!(most, "{refusal}");
+            Some(tonic::Status::from(refusal).message().to_owned())
+        };
+        for (rate, most) in [("1k", 256 << 10), ("40M", 256 << 10), ("1G", 6_250_000)] {
+            assert_eq!(refused(Some("10G"), rate, most), None, "{rate}");
+            let why = refused(Some("10G"), rate, most + 1).expect("refused");
+            assert!(why.starts_with("rate_limit.burst_bytes: "), "{why}");
+        }
+        assert_eq!(refused(None, "1k", RateLimit::BURST_MAX), None);
     }
 
     /// Names of certificates are in lower case, those of hosts as they are given.

@@ -38,8 +38,14 @@ impl Link {
         };
         let listed = call(shared.config.timeouts.switch, client.list_groups(request)).await?;
         let mut found = self.sort(&mut shared.lock(), &shared.owner, listed);
-        let read = |core: &Core| (wanted(core, switch), of_others_now(core, &found));
-        let ((names, wanted), replaced) = shared.read(read).await?;
+        let read = |core: &Core| {
+            (
+                wanted(core, switch),
+                of_others_now(core, &found),
+                unknown(core, &found),
+            )
+        };
+        let ((names, wanted), replaced, unknown) = shared.read(read).await?;
         found.retain(|rule| !replaced.contains_key(&rule.mcst_id));
         let mut diff = diff(&wanted, &found);
         diff.removals.extend(replaced);
@@ -47,7 +53,12 @@ impl Link {
         // Addresses of rules that the switch may have afterwards. A group may end meanwhile: its driver waits for the turn.
         let mut may_stay: BTreeSet<McstId> = wanted.into_keys().collect();
         for (mcst_id, generation) in diff.removals {
-            tracing::info!(switch, %mcst_id, generation, "removing what is not wanted");
+            match unknown.get(&mcst_id) {
+                Some(group) => {
+                    tracing::warn!(switch, %mcst_id, generation, group, "removing the rules of a group that the store does not have");
+                }
+                None => tracing::info!(switch, %mcst_id, generation, "removing what is not wanted"),
+            }
             match self.remove(client, shared, &[mcst_id], Some(generation)).await {
                 Err(error @ SwitchError::Unreachable(_)) => return Err(error),
                 Err(error) => {
@@ -186,6 +197,15 @@ fn of_others_now(core: &Core, found: &[Found]) -> BTreeMap<McstId, u64> {
     others.map(|rule| (rule.mcst_id, rule.generation)).collect()
 }
 
+/// Groups of which the store knows nothing, as after an older export was imported, by their McstIDs.
+fn unknown(core: &Core, found: &[Found]) -> BTreeMap<McstId, String> {
+    let is_unknown = |rule: &&Found| {
+        core.groups.get(&rule.group).is_none() && !core.written_off.contains_key(&rule.mcst_id)
+    };
+    let unknown = found.iter().filter(is_unknown);
+    unknown.map(|rule| (rule.mcst_id, rule.group.clone())).collect()
+}
+
 /// The groups of a switch, and the desired versions there, by the address of each lane.
 fn wanted(core: &Core, switch: &str) -> (Vec<String>, BTreeMap<McstId, Version>) {
     let names = core.groups.on_switch(switch);
@@ -202,6 +222,7 @@ fn wanted(core: &Core, switch: &str) -> (Vec<String>, BTreeMap<McstId, Version>)
 mod tests {
     use super::*;
     use crate::state::core::tests::{core, join};
+    use crate::state::written_off::WrittenOff;
 
     /// As after a store was restored from a backup: the address that a forgotten group had was given to another one.
     #[test]
@@ -218,5 +239,14 @@ mod tests {
         let removed = |rule: Found| of_others_now(&core, &[rule]).contains_key(&own);
         assert!(!removed(found(own, "job")) && removed(found(own, "g")));
         assert!(of_others_now(&core, &[found(other, "g")]).is_empty());
+        // Only an end that nobody has asked for is worth a warning.
+        let is_unknown = |core: &Core, group| unknown(core, &[found(other, group)]).contains_key(&other);
+        assert!(!is_unknown(&core, "job") && is_unknown(&core, "g"));
+        let written_off = WrittenOff {
+            group: "g".into(),
+            switches: BTreeSet::new(),
+        };
+        core.written_off.insert(other, written_off);
+        assert!(!is_unknown(&core, "g"));
     }
 }

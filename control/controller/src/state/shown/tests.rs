@@ -322,3 +322,29 @@ fn a_member_in_the_position_of_another_one_sends_the_whole_state() {
         unnumbered(Shown::new(&core, entry).since(None))
     );
 }
+
+/// Clients that take nothing hold states: each costs little beside the members that have changed.
+#[test]
+fn states_share_the_members_that_have_not_changed() {
+    let mut core = core(|_| {});
+    core.groups.put(record("c"));
+    let before = core.shown(core.groups.get("c").unwrap());
+    apply(&mut core, "c", Change::Host(1, true));
+    apply(&mut core, "c", Change::Seen(vec![3, 1, 3, 3, 3]));
+    let after = core.shown(core.groups.get("c").unwrap());
+    let pairs = before.members.iter().zip(&after.members);
+    let shared: Vec<bool> = pairs.map(|(before, after)| Arc::ptr_eq(before, after)).collect();
+    assert_eq!(shared, [true, false, true, true, true]);
+}
+
+#[test]
+fn a_state_does_not_keep_the_plan_that_it_was_made_from() {
+    let mut core = core(|_| {});
+    core.groups.put(record("c"));
+    apply(&mut core, "c", Change::Planned(true));
+    let entry = core.groups.get("c").unwrap();
+    let (_held, plan) = (core.shown(entry), plan(entry).0.unwrap());
+    assert!(plan.upgrade().is_some());
+    apply(&mut core, "c", Change::Planned(false));
+    assert!(plan.upgrade().is_none());
+}

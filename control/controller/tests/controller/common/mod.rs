@@ -18,6 +18,7 @@ use castnet_controller::{Config, Controller, SwitchConfig};
 use castnet_proto::convert::{
     install_result_to_proto, multicast_routes_from_proto, refuse, route_to_proto, rule_from_proto,
 };
+use castnet_proto::states::WatchedGroups;
 use castnet_proto::term::{term_is_over, term_of};
 use castnet_proto::transport::{Address, Security, Server, connect, serve};
 use castnet_proto::v1;
@@ -699,20 +700,21 @@ pub(crate) async fn last<T>(stream: &mut Streaming<T>) -> T {
 }
 
 /// What happens at a controller, from when it was made.
-pub(crate) struct Events(Streaming<v1::ControllerEvent>);
+pub(crate) struct Events(Streaming<v1::ControllerEvent>, WatchedGroups);
 
 impl Events {
     pub(crate) async fn of(client: &Client) -> Self {
-        let request = v1::WatchControllerEventsRequest::default();
+        let request = v1::WatchControllerEventsRequest { differences: true };
         let mut events = client.clone().watch_events(request).await.unwrap().into_inner();
         next(&mut events).await;
-        Self(events)
+        Self(events, WatchedGroups::default())
     }
 
     /// Waits until an event is as wanted.
     pub(crate) async fn until<T>(&mut self, wanted: impl Fn(&v1::controller_event::Event) -> Option<T>) -> T {
         loop {
-            if let Some(found) = next(&mut self.0).await.event.as_ref().and_then(&wanted) {
+            let event = self.1.complete(next(&mut self.0).await).unwrap();
+            if let Some(found) = event.event.as_ref().and_then(&wanted) {
                 return found;
             }
         }

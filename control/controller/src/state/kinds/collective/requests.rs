@@ -281,7 +281,12 @@ impl Core {
             "{} is gone: its call to the controller ended, and it did not come back within {lease:?}",
             group.rank_name(rank)
         );
-        tracing::warn!(group = name, rank, reason, "lease ran out");
+        let runs = entry.record().phase.has_run() && seat.generation <= entry.record().generation;
+        match runs {
+            true => tracing::warn!(group = name, rank, reason, "lease ran out"),
+            // A host that joins and goes again and again does not fill the log.
+            false => tracing::info!(group = name, rank, reason, "lease ran out"),
+        }
         let ending = Ending::failed(entry.record().generation, Some(rank), None, reason);
         if let Err(error) = self.rank_gone(name, rank, Event::Lost, Some(ending)) {
             tracing::error!(group = name, rank, %error, "cannot take out a rank");

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use castnet_proto::convert::{DEFAULT_LEASE_MS, GivenSettings};
@@ -9,9 +10,12 @@ use castnet_rules::{HostEndpoint, HostPart};
 use castnet_wire::{
     BitRate, CollectiveMode, LossPolicy, MacAddr, Pmtu, Psn, Qpn, RateLimit, StragglerPolicy,
 };
+use tracing::{Level, Metadata, span};
 
+use super::live::Presence;
 use super::record::{Collective, Seat, Settings};
 use crate::error::Refusal;
+use crate::state::core::tests::{core, join};
 use crate::state::kinds::{Ends, GroupKind, Joining};
 use crate::state::lifecycle::{After, Event, PHASES, Phase};
 
@@ -343,4 +347,48 @@ fn each_setting_that_differs_is_named_with_both_values() {
         any.differs(&same, limit).expect("a difference").2,
         "the controller's choice"
     );
+}
+
+/// Counts warnings.
+struct Warnings(Arc<AtomicUsize>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// A host filled the log: it joined jobs with leases of 1 ms, and went.
+#[test]
+fn a_lease_that_ends_before_the_group_runs_is_no_warning() {
+    let warnings = |phase, generation| {
+        let mut core = core(|_| {});
+        core.seat_rank(join("job", 0, 2, ""), "h0").map(drop).unwrap();
+        core.seat_rank(join("job", 1, 2, ""), "h1").map(drop).unwrap();
+        core.try_change("job", |r| (r.phase, r.generation) = (phase, generation));
+        let entry = core.groups.get_mut("job").unwrap();
+        entry.live.present.insert(0, Presence::Away(1));
+        let count = Arc::default();
+        tracing::subscriber::with_default(Warnings(Arc::clone(&count)), || core.rank_lease_over("job", 0));
+        count.load(Ordering::Relaxed)
+    };
+    assert_eq!(warnings(Phase::Registered, 0), 0);
+    assert_eq!(warnings(Phase::Broken, 0), 0, "it waits for the next run");
+    assert_ne!(warnings(Phase::Active, 1), 0);
 }

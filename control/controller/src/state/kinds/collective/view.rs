@@ -200,7 +200,7 @@ pub(crate) fn state_for(
 ) -> RankState {
     let record = entry.record();
     let shown = core.shown(entry);
-    let mut seen = collective(shown.brief([]));
+    let mut seen = collective(shown.head());
     seen.rank = Some(rank.into());
     let is_own = |end: &HostEndpoint| end.rank().is_some_and(|part| part.rank == rank);
     if let Some(own) = entry.mcst_ids_for(is_own) {

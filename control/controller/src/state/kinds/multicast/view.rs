@@ -1,4 +1,3 @@
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use castnet_proto::convert::{any_source_to_proto, core_to_proto, rate_limit_to_proto, repair_to_proto};
@@ -65,6 +64,24 @@ pub(crate) fn state(core: &Core, entry: &Entry) -> v1::GroupState {
     multicast(core.whole(entry))
 }
 
+/// What one member sees.
+#[derive(PartialEq)]
+pub(crate) struct MemberView {
+    /// Without the members.
+    state: v1::GroupState,
+    members: Vec<Arc<v1::MemberState>>,
+}
+
+impl MemberView {
+    pub(crate) fn message(&self) -> v1::GroupState {
+        let members = self.members.iter().map(|member| member.as_ref().clone());
+        v1::GroupState {
+            members: members.collect(),
+            ..self.state.clone()
+        }
+    }
+}
+
 /// As a member sees it; `brief`: of the members only itself and the source.
 pub(crate) fn state_for(
     group: &Multicast,
@@ -72,18 +89,11 @@ pub(crate) fn state_for(
     entry: &Entry,
     host: &str,
     brief: bool,
-) -> v1::GroupState {
+) -> MemberView {
     let (record, shown) = (entry.record(), core.shown(entry));
-    let at = |host: &str| group.member(host).map(|(at, _)| at);
-    let mut state = multicast(match brief {
-        true => shown.brief(
-            [host, &group.source]
-                .into_iter()
-                .filter_map(at)
-                .collect::<BTreeSet<_>>(),
-        ),
-        false => shown.since(None),
-    });
+    let is_seen = |member: &&Arc<v1::MemberState>| !brief || [host, &group.source].contains(&&*member.host);
+    let members = shown.members().filter(is_seen).cloned().collect();
+    let mut state = multicast(shown.head());
     if let Some(own) = entry.mcst_ids_for(|end| end.name == host) {
         state.mcst_id = own.first().map(ToString::to_string).unwrap_or_default();
         state.lanes = lanes(&record.name, own);
@@ -101,7 +111,7 @@ pub(crate) fn state_for(
     }
     // A change that the member does not see is none.
     state.number = 0;
-    state
+    MemberView { state, members }
 }
 
 pub(crate) fn planned(group: &Multicast, entry: &Entry) -> Vec<Planned> {
