@@ -13,7 +13,7 @@ use crate::group::context::{Context, ContextStatus, with_group};
 use crate::group::install::InstallError;
 use crate::group::kind::Kind;
 use crate::group::multicast::context::{Group, GroupStatus};
-use crate::group::services::{Services, WORK_MAX};
+use crate::group::services::{Services, TIMERS_WORK, Timers, WORK_MAX};
 use crate::group::table::Groups;
 use crate::observe::counters::{CountersSnapshot, Totals};
 use crate::observe::events::EngineEvent;
@@ -24,6 +24,7 @@ use crate::output::Output;
 use crate::output::cx::Cx;
 use crate::tables::fdb::FdbEntry;
 use crate::tables::published::Tables;
+use crate::tables::wheel::Wheel;
 
 /// Most groups that one call of [`Engine::handle_timeout`] handles: of each wheel, and of those with more to send.
 const GROUPS_PER_CALL: usize = 256;
@@ -207,26 +208,24 @@ impl Engine {
             bridge,
             ..
         } = self;
-        services.work = WORK_MAX;
+        services.work = TIMERS_WORK;
         bridge.handle_timeout(&mut cx, services);
-        for _ in 0..GROUPS_PER_CALL {
-            let Some(slot) = services.timers.coarse.pop(now) else {
-                break;
-            };
-            groups.with(
-                slot,
-                |group| with_group!(group, group => group.timeout(services, &mut cx, slot)),
-            );
+        let wheels: [fn(&mut Timers) -> &mut Wheel; 2] = [|all| &mut all.coarse, |all| &mut all.fine];
+        for wheel in wheels {
+            for _ in 0..GROUPS_PER_CALL {
+                if services.work == 0 {
+                    break;
+                }
+                let Some(slot) = wheel(&mut services.timers).pop(now) else {
+                    break;
+                };
+                groups.with(
+                    slot,
+                    |group| with_group!(group, group => group.timeout(services, &mut cx, slot)),
+                );
+            }
         }
-        for _ in 0..GROUPS_PER_CALL {
-            let Some(slot) = services.timers.fine.pop(now) else {
-                break;
-            };
-            groups.with(
-                slot,
-                |group| with_group!(group, group => group.timeout(services, &mut cx, slot)),
-            );
-        }
+        services.work += WORK_MAX - TIMERS_WORK;
         // A group that has still more to send is queued again. When the work of this iteration is done, the next one goes on from there.
         for _ in 0..services.timers.emitting.len().min(GROUPS_PER_CALL) {
             if services.work == 0 {

@@ -205,6 +205,47 @@ fn each_bad_join_names_its_field() {
     }
 }
 
+/// A host creates the group of its job without an operator, and the timers of all groups share the switches.
+#[test]
+fn ranks_ask_for_no_shorter_timers_than_a_millisecond_and_operators_may() {
+    for (ack_timeout_us, stall_timeout_ms, of_rank, of_operator) in [
+        (1_000, 100, &[][..], true),
+        (999, 100, &["settings.ack_timeout_us"], true),
+        (1_000, 99, &["settings.stall_timeout_ms"], true),
+        (
+            4,
+            1,
+            &["settings.ack_timeout_us", "settings.stall_timeout_ms"],
+            true,
+        ),
+        (
+            3,
+            1,
+            &["settings.ack_timeout_us", "settings.stall_timeout_ms"],
+            false,
+        ),
+    ] {
+        let settings = v1::CollectiveSettings {
+            ack_timeout_us,
+            stall_timeout_ms,
+            ..Default::default()
+        };
+        let mut join = joining();
+        join.settings = Some(settings.clone());
+        let read = rank_join_from_proto(&join);
+        let faults = read.as_ref().err().map_or(&[][..], Invalid::faults);
+        let fields: Vec<&str> = faults.iter().map(|fault| fault.field.as_str()).collect();
+        assert_eq!(fields, of_rank, "{ack_timeout_us} {stall_timeout_ms}");
+        let message = v1::CreateCollectiveRequest {
+            name: "g".into(),
+            ranks: vec!["a".into(), "b".into()],
+            settings: Some(settings),
+            ..Default::default()
+        };
+        assert_eq!(new_collective_from_proto(&message).is_ok(), of_operator);
+    }
+}
+
 /// Generations are counted on from what a rank says.
 #[test]
 fn a_rank_names_no_generation_that_no_group_reaches() {

@@ -34,6 +34,22 @@ pub const DEFAULT_LEASE_MS: u32 = 5_000;
 /// Default timeout of an exchange, in milliseconds.
 pub const DEFAULT_EXCHANGE_MS: u32 = 30_000;
 
+/// Shortest time-outs that a request may ask for.
+struct Least {
+    ack_us: u32,
+    stall_ms: u32,
+}
+
+const OF_OPERATORS: Least = Least {
+    ack_us: 4,
+    stall_ms: 1,
+};
+/// A host needs no operator for a job, and the timers of all jobs share the switches.
+const OF_RANKS: Least = Least {
+    ack_us: 1_000,
+    stall_ms: 100,
+};
+
 /// Requested settings of a collective group. `None`: that of the group, or the default for a new group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GivenSettings {
@@ -141,7 +157,7 @@ pub fn new_collective_from_proto(message: &v1::CreateCollectiveRequest) -> Resul
             r.fault(field, FaultKind::DuplicateName { name, first });
         }
     }
-    let settings = settings(message.settings.as_ref(), &mut r);
+    let settings = settings(message.settings.as_ref(), &OF_OPERATORS, &mut r);
     r.take("name", laned_name(&message.name, settings.lanes));
     let mcst_id = r.optional("mcst_id", message.mcst_id.as_deref(), unicast_mcst_id);
     let group = group.map(|name| NewCollective {
@@ -168,7 +184,7 @@ pub fn rank_join_from_proto(message: &v1::InitGroupRequest) -> Result<RankJoin, 
     let mut ends = ends.into_iter();
     let endpoint = ends.next();
     let sq_psn = r.take("sq_psn", psn(message.sq_psn));
-    let settings = settings(message.settings.as_ref(), &mut r);
+    let settings = settings(message.settings.as_ref(), &OF_RANKS, &mut r);
     if !settings.modes.is_empty() {
         let why = "modes of switches: an operator gives them, who creates the group";
         r.fault("settings.modes", out_of_range(settings.modes.len(), why));
@@ -309,7 +325,7 @@ fn modes(given: &[v1::SwitchMode], r: &mut Reader) -> BTreeMap<String, Collectiv
     modes
 }
 
-fn settings(message: Option<&v1::CollectiveSettings>, outer: &mut Reader) -> GivenSettings {
+fn settings(message: Option<&v1::CollectiveSettings>, least: &Least, outer: &mut Reader) -> GivenSettings {
     let Some(given) = message else {
         return GivenSettings::default();
     };
@@ -352,8 +368,13 @@ fn settings(message: Option<&v1::CollectiveSettings>, outer: &mut Reader) -> Giv
     {
         r.fault("loss_policy", FaultKind::ModeReflects { mode });
     }
-    if let Some(given) = settings.ack_timeout_us.filter(|t| *t < 4) {
-        r.fault("ack_timeout_us", FaultKind::ShortAckTimeout { given, least: 4 });
+    if let Some(given) = settings.ack_timeout_us.filter(|given| *given < least.ack_us) {
+        let least = least.ack_us;
+        r.fault("ack_timeout_us", FaultKind::ShortAckTimeout { given, least });
+    }
+    if let Some(given) = settings.stall_timeout_ms.filter(|given| *given < least.stall_ms) {
+        let why = "milliseconds are too short for a rank: give at least 100";
+        r.fault("stall_timeout_ms", out_of_range(given, why));
     }
     outer.0.extend(r.within("settings").0);
     settings

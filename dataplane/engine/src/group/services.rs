@@ -22,11 +22,16 @@ pub(crate) struct Services {
     pub(crate) events: Events,
     pub(crate) scratch: Scratch,
     /// What is left of the work that groups may do in this iteration beside handling frames, in bytes of messages that are combined.
+    /// Emissions and timers stop at 0; what they leave stays queued or due.
     pub(crate) work: usize,
 }
 
 /// Some tenths of a millisecond.
 pub(crate) const WORK_MAX: usize = 1 << 20;
+/// The part of it that timers may use, so that they do not delay emissions.
+pub(crate) const TIMERS_WORK: usize = WORK_MAX / 2;
+/// To send a frame takes as long as to combine so many bytes.
+pub(crate) const FRAME: usize = 1 << 10;
 
 impl Services {
     pub(crate) fn new(config: &EngineConfig) -> Self {

@@ -9,6 +9,9 @@ use castnet_wire::{Control, Limit, McstId, Nanos, PortId, Psn};
 
 use crate::observe::neighbour::Neighbour;
 
+/// How often a group reports a kind of event that its members can cause at will, so that it does not displace other events.
+pub(crate) const REPORTS: Limit = Limit::new(8, Nanos::from_millis(100));
+
 /// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineEvent {
@@ -73,7 +76,8 @@ pub enum EventKind {
         /// The AETH syndrome byte.
         syndrome: u8,
     },
-    /// A packet of a collective group has waited for longer than the group's stall time.
+    /// A packet of a collective group has waited for longer than the group's stall time. A group reports at most eight at once and ten a
+    /// second.
     CollectiveStalled {
         /// The group.
         mcst_id: McstId,

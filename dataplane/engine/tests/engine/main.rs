@@ -30,3 +30,4 @@ mod static_core_batches;
 mod static_core_forged;
 mod switching;
 mod watching;
+mod work;

@@ -8,7 +8,7 @@ use castnet_rules::{GroupRule, NextHop, RankPart, TranslatedRule};
 use castnet_wire::layout::PACKET_HEADERS;
 use castnet_wire::roce::ICRC_LEN;
 use castnet_wire::{
-    Call, CallFlags, CollectiveMode, DataType, MacAddr, McstId, Nanos, Operation, PortId, Psn, Qpn,
+    Call, CallFlags, CollectiveMode, DataType, Limit, MacAddr, McstId, Nanos, Operation, PortId, Psn, Qpn,
     RoceHeader, TokenBucket,
 };
 use core::net::Ipv4Addr;
@@ -25,6 +25,7 @@ use crate::group::services::{CollectiveEffects, EffectsOfWidth, Scheduled, Servi
 use crate::observe::counters::{
     CollectiveCounters, CongestionCounters, CountersSnapshot, EndpointCounters, EndpointSnapshot,
 };
+use crate::observe::events::REPORTS;
 use crate::observe::trace::{Observer, Off, Verdict};
 use crate::output::cx::Cx;
 use crate::tables::next_hops::{NextHops, NextHopsFull};
@@ -113,6 +114,7 @@ pub(crate) struct CollectiveContext<const W: usize> {
     pub(super) congestion: CongestionCounters,
     pub(super) per_endpoint: Box<[EndpointCounters]>,
     pub(super) scheduled: Scheduled,
+    pub(super) stalls: Limit,
     pub(super) rule: GroupRule,
 }
 
@@ -146,6 +148,7 @@ impl<const W: usize> CollectiveContext<W> {
             congestion: CongestionCounters::default(),
             per_endpoint: vec![EndpointCounters::default(); rule.endpoints.len()].into_boxed_slice(),
             scheduled: Scheduled::default(),
+            stalls: REPORTS,
             rule,
         })
     }

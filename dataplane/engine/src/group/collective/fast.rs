@@ -65,7 +65,7 @@ where
             timers,
             events,
             scratch,
-            ..
+            work,
         } = services;
         let length = shape.payload.into();
         let received = Received {
@@ -90,7 +90,7 @@ where
         let verdict = carry_out(cx, &mut effect_cx, self, effects, Some(&received));
         // Frees the buffer before further frames are allocated.
         drop(frame);
-        let more = emit_due(cx, &mut effect_cx, self, effects);
+        let more = emit_due(cx, &mut effect_cx, self, effects, work);
         self.schedule(timers, cx.now, slot, more);
         output.counters.account(cx.ingress, verdict);
     }

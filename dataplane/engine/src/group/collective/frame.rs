@@ -20,8 +20,7 @@ use crate::address;
 use crate::egress::Egress;
 use crate::group::classify::{self, Class, Refusal};
 use crate::group::meter::{self, Metered};
-use crate::group::services::{CollectiveEffects, EffectsOfWidth};
-use crate::group::services::{Services, Timers};
+use crate::group::services::{CollectiveEffects, EffectsOfWidth, FRAME, Services, Timers};
 use crate::group::verify::{self, Pieces};
 use crate::observe::counters::{CollectiveCounters, EndpointCounters};
 use crate::observe::events::{EventKind, Events};
@@ -30,11 +29,11 @@ use crate::output::Output;
 use crate::output::acknowledge::LinkHeader;
 use crate::output::cx::Cx;
 
-/// Most packets emitted in one iteration, besides the effects of a frame.
+/// Most packets emitted in one call, besides the effects of a frame.
 const EMISSIONS_MAX: usize = 32;
 /// A step of [`Translated::catch_up`](castnet_collective::Translated::catch_up) takes as long as to combine so many bytes.
 const CATCH_UP: usize = 1 << 19;
-/// Most timers handled in one iteration.
+/// Most timers handled in one call.
 const TIMERS_MAX: usize = 64;
 
 pub(super) struct EffectCx<'a> {
@@ -71,7 +70,7 @@ where
             timers,
             events,
             scratch,
-            ..
+            work,
         } = services;
         let (effects, room) = (scratch.collective.of(), &mut scratch.room[..]);
         let payload = slots::payload(&frame, header.payload_at, header.payload_len, room);
@@ -119,7 +118,7 @@ where
         let verdict = carry_out(cx, &mut effect_cx, self, effects, Some(&received));
         // Frees the buffer before further frames are allocated.
         drop(frame);
-        let more = emit_due(cx, &mut effect_cx, self, effects);
+        let more = emit_due(cx, &mut effect_cx, self, effects, work);
         if congested {
             let event = Event::Marked { from: sender(&event) };
             self.machine.handle(cx.now, event, effects);
@@ -137,6 +136,7 @@ where
         slot: u32,
     ) {
         cx.observer.group(self.mcst_id);
+        let work = &mut services.work;
         let effects = services.scratch.collective.of();
         let mut effect_cx = EffectCx {
             output: &mut services.output,
@@ -144,15 +144,16 @@ where
             timed: true,
         };
         for _ in 0..TIMERS_MAX {
-            if self.machine.poll_timeout().is_none_or(|(at, _)| at > cx.now) {
+            if *work == 0 || self.machine.poll_timeout().is_none_or(|(at, _)| at > cx.now) {
                 break;
             }
             self.machine.handle_timeout(cx.now, effects);
+            charge(work, effects);
             cx.observer
                 .step(|| Step::new(Stage::Machine, explain::all(self, effects), "a timer was due"));
             carry_out(cx, &mut effect_cx, self, effects, None);
         }
-        let more = emit_due(cx, &mut effect_cx, self, effects);
+        let more = emit_due(cx, &mut effect_cx, self, effects, work);
         self.schedule(&mut services.timers, cx.now, slot, more);
     }
 
@@ -164,15 +165,16 @@ where
     ) {
         self.scheduled.emitting = false;
         cx.observer.group(self.mcst_id);
-        if services.work > 0 && self.machine.catch_up() {
-            services.work = services.work.saturating_sub(CATCH_UP);
+        let work = &mut services.work;
+        if *work > 0 && self.machine.catch_up() {
+            *work = work.saturating_sub(CATCH_UP);
         }
         let mut effect_cx = EffectCx {
             output: &mut services.output,
             events: &mut services.events,
             timed: false,
         };
-        let more = emit_due(cx, &mut effect_cx, self, services.scratch.collective.of());
+        let more = emit_due(cx, &mut effect_cx, self, services.scratch.collective.of(), work);
         self.schedule(&mut services.timers, cx.now, slot, more);
     }
 
@@ -464,6 +466,9 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                 since,
             } => {
                 group.counters.stalls += 1;
+                if !group.stalls.allows(cx.now) {
+                    continue;
+                }
                 let kind = EventKind::CollectiveStalled {
                     mcst_id,
                     generation,
@@ -513,18 +518,33 @@ fn store_imm<const W: usize>(group: &mut CollectiveContext<W>, slot: u16, receiv
     }
 }
 
-/// Sends pending packets, up to the limit of one iteration. True if there may be more.
+/// Charges a step of the machine to the work of this iteration, by the frames that it sends.
+fn charge<const W: usize>(work: &mut usize, effects: &[Effect<W>]) {
+    let frames = effects.iter().map(|effect| match effect {
+        Effect::Emit { to, .. } | Effect::EmitControl { to, .. } | Effect::Cnp { to } => to.len(),
+        Effect::Acknowledge { .. } => 1,
+        _ => 0,
+    });
+    *work = work.saturating_sub(frames.sum::<usize>().max(1) * FRAME);
+}
+
+/// Sends pending packets while work is left for this iteration. True if there may be more.
 #[inline]
 pub(super) fn emit_due<E: Egress, O: Observer, const W: usize>(
     cx: &mut Cx<'_, E, O>,
     effect_cx: &mut EffectCx<'_>,
     group: &mut CollectiveContext<W>,
     effects: &mut Effects<W>,
+    work: &mut usize,
 ) -> bool {
     for _ in 0..EMISSIONS_MAX {
+        if *work == 0 {
+            return group.machine.has_more() || group.machine.is_behind();
+        }
         if !group.machine.poll_emit(cx.now, effects) {
             return group.machine.is_behind();
         }
+        charge(work, effects);
         carry_out(cx, effect_cx, group, effects, None);
     }
     true

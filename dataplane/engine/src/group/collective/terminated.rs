@@ -14,7 +14,9 @@ use castnet_endpoint::{
 };
 use castnet_reduce::Checksum;
 use castnet_rules::{Endpoint, GroupRule, TranslatedRule};
-use castnet_wire::{BitRate, Control, MacAddr, McstId, NakCode, Nanos, PortId, Qpn, Syndrome, TokenBucket};
+use castnet_wire::{
+    BitRate, Control, Limit, MacAddr, McstId, NakCode, Nanos, PortId, Qpn, Syndrome, TokenBucket,
+};
 
 use super::context::{KernelCache, TICKS};
 use super::explain;
@@ -22,9 +24,9 @@ use crate::egress::Egress;
 use crate::group::install::rule_bytes;
 use crate::group::lookup::LookupTable;
 use crate::group::meter;
-use crate::group::services::{Scheduled, Services};
+use crate::group::services::{FRAME, Scheduled, Services};
 use crate::observe::counters::{CollectiveCounters, CongestionCounters, EndpointCounters, EndpointSnapshot};
-use crate::observe::events::{EventKind, Events};
+use crate::observe::events::{EventKind, Events, REPORTS};
 use crate::observe::trace::{Observer, Stage, Step};
 use crate::output::Output;
 use crate::output::acknowledge::{LinkHeader, MACS};
@@ -34,7 +36,7 @@ mod frame;
 
 use frame::count_sent;
 
-/// Most frames sent in one iteration.
+/// Most frames sent in one call.
 const EMISSIONS_MAX: usize = 32;
 /// An action of the machine takes as long as so many bytes.
 const EFFECT: usize = 1 << 10;
@@ -72,6 +74,7 @@ pub(crate) struct TerminatedContext {
     congestion: CongestionCounters,
     per_endpoint: Box<[EndpointCounters]>,
     scheduled: Scheduled,
+    stalls: Limit,
     rule: GroupRule,
 }
 
@@ -231,6 +234,7 @@ impl TerminatedContext {
             congestion: CongestionCounters::default(),
             per_endpoint: vec![EndpointCounters::default(); endpoints].into_boxed_slice(),
             scheduled: Scheduled::default(),
+            stalls: REPORTS,
             machine,
             rule,
         });
@@ -478,6 +482,9 @@ impl TerminatedContext {
                 since,
             } => {
                 self.counters.stalls += 1;
+                if !self.stalls.allows(now) {
+                    return;
+                }
                 let kind = EventKind::CollectiveStalled {
                     mcst_id,
                     generation,
@@ -490,17 +497,23 @@ impl TerminatedContext {
         }
     }
 
-    /// Sends frames of the connections, up to the limit of one iteration. True if there may be more.
+    /// Sends frames of the connections while work is left for this iteration, but at least one: a long sum must not delay
+    /// acknowledgements. True if there may be more.
     fn transmit<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
         output: &mut Output,
+        work: &mut usize,
         frame: &mut [u8],
     ) -> bool {
-        for _ in 0..EMISSIONS_MAX {
+        for sent in 0..EMISSIONS_MAX {
+            if sent > 0 && *work == 0 {
+                return true;
+            }
             let Some((qpn, length)) = self.connections.poll_transmit_of(cx.now, frame) else {
                 return false;
             };
+            *work = work.saturating_sub(FRAME);
             let Some(endpoint) = endpoint_of(qpn) else {
                 continue;
             };
@@ -557,8 +570,15 @@ impl TerminatedContext {
     }
 
     fn finish<E: Egress, O: Observer>(&mut self, services: &mut Services, cx: &mut Cx<'_, E, O>, slot: u32) {
-        let unfinished = self.work(cx.now, &mut services.work, cx.observer, &mut services.events);
-        let more = self.transmit(cx, &mut services.output, &mut services.scratch.room[..]);
+        let Services {
+            output,
+            events,
+            scratch,
+            work,
+            ..
+        } = services;
+        let unfinished = self.work(cx.now, work, cx.observer, events);
+        let more = self.transmit(cx, output, work, &mut scratch.room[..]);
         self.schedule(services, cx.now, slot, more || unfinished);
     }
 

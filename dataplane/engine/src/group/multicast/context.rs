@@ -21,6 +21,7 @@ use crate::group::services::Services;
 use crate::observe::counters::{
     CountersSnapshot, Exceptions, HotCounters, MulticastCounters, PathCounters, PathSnapshot,
 };
+use crate::observe::events::REPORTS;
 use crate::observe::trace::{Observer, Off, Verdict};
 use crate::output::acknowledge::{AckTemplate, Address};
 use crate::output::cx::Cx;
@@ -103,9 +104,6 @@ impl Hot {
         self.destinations.get(path.index())
     }
 }
-
-/// How often a kind of event is reported that members can cause at will, so that it does not displace other events.
-const REPORTS: Limit = Limit::new(8, Nanos::from_millis(100));
 
 /// What only set-up, exceptions and first packets of WRITEs touch.
 #[derive(Clone, Debug)]

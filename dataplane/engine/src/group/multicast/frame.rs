@@ -183,7 +183,7 @@ impl Group {
             timers,
             events,
             scratch,
-            ..
+            work,
         } = services;
         let now = cx.now;
         cx.observer.group(self.hot.mcst_id);
@@ -227,7 +227,7 @@ impl Group {
                     _ => {}
                 }
             }
-            if self.cold.ring.is_some() && ring::resend(cx, output, self) {
+            if self.cold.ring.is_some() && ring::resend(cx, output, work, self) {
                 self.queue(timers, slot);
             }
         }
@@ -245,7 +245,7 @@ impl Group {
         if let Some(ring) = &mut self.cold.ring {
             ring.emitting = false;
         }
-        if ring::resend(cx, &mut services.output, self) {
+        if ring::resend(cx, &mut services.output, &mut services.work, self) {
             self.queue(&mut services.timers, slot);
         }
     }

@@ -12,12 +12,13 @@ use crate::group::headers::Headers;
 use crate::group::multicast::context::Group;
 use crate::group::multicast::replicate::{self, count_lost_copy};
 use crate::group::rewrite::request_ack;
+use crate::group::services::FRAME;
 use crate::observe::trace::{Observer, Stage, Step};
 use crate::output::Output;
 use crate::output::acknowledge::{LinkHeader, MACS};
 use crate::output::cx::Cx;
 
-/// Most packets of a group from its ring in one iteration of the worker.
+/// Most packets of a group from its ring in one call.
 const RESENDS_MAX: usize = 64;
 
 /// Whole packets, as received. All memory is allocated when the group is compiled.
@@ -88,16 +89,21 @@ impl Ring {
     }
 }
 
-/// Sends what the machine wants from the ring. Returns true if there is more.
+/// Sends what the machine wants from the ring, while work is left for this iteration. Returns true if there may be more.
 pub(super) fn resend<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
     output: &mut Output,
+    work: &mut usize,
     group: &mut Group,
 ) -> bool {
     for _ in 0..RESENDS_MAX {
+        if *work == 0 {
+            return group.hot.machine.has_resends();
+        }
         let Some(resend) = group.hot.machine.poll_resend() else {
             return false;
         };
+        *work = work.saturating_sub(FRAME);
         send(cx, output, group, resend);
     }
     true
