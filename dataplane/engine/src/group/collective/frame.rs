@@ -166,15 +166,17 @@ where
         self.scheduled.emitting = false;
         cx.observer.group(self.mcst_id);
         let work = &mut services.work;
-        if *work > 0 && self.machine.catch_up() {
-            *work = work.saturating_sub(CATCH_UP);
-        }
         let mut effect_cx = EffectCx {
             output: &mut services.output,
             events: &mut services.events,
             timed: false,
         };
-        let more = emit_due(cx, &mut effect_cx, self, services.scratch.collective.of(), work);
+        // First: what is due does not wait for a group that catches up.
+        let mut more = emit_due(cx, &mut effect_cx, self, services.scratch.collective.of(), work);
+        if *work > 0 && self.machine.catch_up() {
+            *work = work.saturating_sub(CATCH_UP);
+            more = true;
+        }
         self.schedule(&mut services.timers, cx.now, slot, more);
     }
 
