@@ -150,10 +150,11 @@ impl ControllerCommand {
         let mut controller = Controller::start(config).await.map_err(failure)?;
         let address = controller.address().map(ToString::to_string).unwrap_or_default();
         let ready = Ready::announce(output, "controller", &address, self.ready_file.as_deref())?;
-        let mut stop = pin!(signals.first());
-        loop {
+        let (mut stop, mut dead) = (pin!(signals.first()), pin!(controller.ended()));
+        let died = loop {
             tokio::select! {
-                () = &mut stop => break,
+                () = &mut stop => break false,
+                () = &mut dead => break true,
                 () = reloads.next() => {
                     let config = self.settings();
                     let checked = config.and_then(|config| match controller.check(&config) {
@@ -163,7 +164,7 @@ impl ControllerCommand {
                     match checked {
                         Ok(config) => tokio::select! {
                             biased;
-                            () = &mut stop => break,
+                            () = &mut stop => break false,
                             done = controller.reload(config) => {
                                 done.map_err(failure)?;
                                 remark("controller: its configuration was read again");
@@ -173,9 +174,13 @@ impl ControllerCommand {
                     }
                 }
             }
-        }
+        };
         drop(ready);
         controller.stop().await;
+        if died {
+            let what = "the task that writes the store has panicked: the controller ends, and the switches keep their groups";
+            return Err(Failure::failed(what));
+        }
         remark("controller: stopped; the switches keep their groups");
         Ok(())
     }

@@ -113,17 +113,13 @@ impl SwitchCommand {
             &agent.address().to_string(),
             self.ready_file.as_deref(),
         )?;
-        let (mut stop, mut dead) = (pin!(signals.first()), pin!(dead_worker(&dataplane)));
-        let died = loop {
-            tokio::select! {
-                () = &mut stop => break None,
-                failure = &mut dead => break Some(failure),
-                () = reloads.next() => match self.reload(&access, agent.address()) {
-                    Ok(()) => remark(&format!("{name}: the roles of certificates were read again; all else is read at a start")),
-                    Err(failure) => tracing::error!("the configuration stays as it is: {failure}"),
-                },
-            }
+        let reload = || match self.reload(&access, agent.address()) {
+            Ok(()) => remark(&format!(
+                "{name}: the roles of certificates were read again; all else is read at a start"
+            )),
+            Err(failure) => tracing::error!("the configuration stays as it is: {failure}"),
         };
+        let died = until_stopped(signals.first(), dead_worker(&dataplane), &mut reloads, reload).await;
 
         drop(ready);
         agent.stop().await;
@@ -216,6 +212,23 @@ fn check_rules(rules: &RuleSet, path: Option<&Path>, ports: usize) -> Outcome {
 }
 
 /// Waits until a worker has ended, which only a panic does before the dataplane stops.
+/// Serves until a signal, or until a worker has died, which is a failure.
+async fn until_stopped(
+    stop: impl Future<Output = ()>,
+    dead: impl Future<Output = Failure>,
+    reloads: &mut Reloads,
+    reload: impl Fn(),
+) -> Option<Failure> {
+    let (mut stop, mut dead) = (pin!(stop), pin!(dead));
+    loop {
+        tokio::select! {
+            () = &mut stop => return None,
+            failure = &mut dead => return Some(failure),
+            () = reloads.next() => reload(),
+        }
+    }
+}
+
 fn dead_worker(dataplane: &Dataplane) -> impl Future<Output = Failure> + use<> {
     let ended = dataplane.ended().clone();
     let ended = tokio::task::spawn_blocking(move || ended.recv());
@@ -309,11 +322,19 @@ mod tests {
         let config = dataplane_config(&config).expect("a configuration");
         let dataplane = start_with(config, Default::default()).await.expect("a dataplane");
         let dead = dead_worker(&dataplane);
+        let mut reloads = Reloads::catch().expect("a signal");
         dataplane.stop();
-        let failure = dead.await;
+        let died = until_stopped(std::future::pending(), dead, &mut reloads, || ()).await;
+        let failure = died.expect("a failure");
         assert!(
             failure.code() == 1 && failure.what.starts_with("worker 0 has died"),
             "{failure}"
+        );
+        let stop = std::future::ready(());
+        assert!(
+            until_stopped(stop, std::future::pending(), &mut reloads, || ())
+                .await
+                .is_none()
         );
     }
 

@@ -68,6 +68,8 @@ pub struct Controller {
     present: Present,
     election: Option<(CancellationToken, JoinHandle<()>)>,
     server: Option<Server>,
+    /// A task without which it cannot work has panicked.
+    dead: CancellationToken,
 }
 
 /// Where its store is.
@@ -113,6 +115,7 @@ impl Controller {
             present: Present::default(),
             election: None,
             server: Some(server),
+            dead: CancellationToken::new(),
         };
         controller.work().await?;
         Ok(controller)
@@ -130,7 +133,7 @@ impl Controller {
             Place::File(path) => Arc::new(RedbStore::open(path)?),
             Place::Etcd(etcd) => {
                 let (to, stop) = (
-                    (self.front.clone(), self.present.clone()),
+                    (self.front.clone(), self.present.clone(), self.dead.clone()),
                     CancellationToken::new(),
                 );
                 let election = crate::shell::election::run(config, etcd.clone(), address, to, stop.clone());
@@ -138,7 +141,7 @@ impl Controller {
                 return Ok(());
             }
         };
-        let shared = begin(config, store, &address, None).await?;
+        let shared = begin(config, store, &address, None, &self.dead).await?;
         self.front.lead(&shared);
         *self.present.lock() = Some(shared);
         Ok(())
@@ -213,6 +216,11 @@ impl Controller {
             .unwrap_or_default()
     }
 
+    /// Waits until it cannot work any more by a fault of its own: changes would wait for ever. It still has to be stopped.
+    pub fn ended(&self) -> impl Future<Output = ()> + use<> {
+        self.dead.clone().cancelled_owned()
+    }
+
     /// Stops it: closes the store and frees the address. Groups stay on the switches.
     pub async fn stop(mut self) {
         self.rest().await;
@@ -243,6 +251,7 @@ async fn begin(
     store: Arc<dyn Store>,
     address: &Address,
     lead: Option<Arc<Lead>>,
+    dead: &CancellationToken,
 ) -> Result<Arc<Shared>, StartError> {
     let config = Arc::new(config);
     let owner = format!("controller-{:016x}", crate::state::requests::draw());
@@ -259,7 +268,7 @@ async fn begin(
     let shared = Arc::new(Shared::new(config, &term, lead, core, staged));
     // It ends by itself, after the last write.
     let writer = shared.tasks.spawn(write::write(shared.clone(), store, probe));
-    tokio::spawn(end_with(writer));
+    tokio::spawn(await_panic(writer, dead.clone()));
     tracing::info!(%address, owner = shared.owner, epoch = term.epoch, "controller serves");
     for link in shared.links.values() {
         shared.spawn(link.clone().run(shared.clone()));
@@ -279,11 +288,9 @@ async fn begin(
     Ok(shared)
 }
 
-/// Ends the process if the task that writes the store panics: all changes would wait for ever. Whoever has started the process starts it again.
-async fn end_with(writer: JoinHandle<()>) {
-    if writer.await.is_err_and(|ended| ended.is_panic()) {
-        tracing::error!("the task that writes the store has panicked: the controller ends");
-        std::process::exit(1);
+async fn await_panic(task: JoinHandle<()>, panicked: CancellationToken) {
+    if task.await.is_err_and(|ended| ended.is_panic()) {
+        panicked.cancel();
     }
 }
 
@@ -301,28 +308,5 @@ impl Drop for Controller {
         if let Some(shared) = self.present.lock().take() {
             shared.stop_now();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::process::Command;
-
-    use super::end_with;
-
-    /// Set in the process that is to end.
-    const CHILD: &str = "CASTNET_WRITER_PANICS";
-
-    #[test]
-    fn the_process_ends_with_the_task_that_writes_the_store() {
-        if std::env::var_os(CHILD).is_some() {
-            let runtime = tokio::runtime::Runtime::new().unwrap();
-            let writer = runtime.spawn(async { panic!("a fault in the store") });
-            return runtime.block_on(end_with(writer));
-        }
-        let name = "tests::the_process_ends_with_the_task_that_writes_the_store";
-        let mut child = Command::new(std::env::current_exe().unwrap());
-        let ended = child.args(["--exact", name]).env(CHILD, "1").output().unwrap();
-        assert_eq!(ended.status.code(), Some(1), "{ended:?}");
     }
 }

@@ -34,21 +34,11 @@ pub const DEFAULT_LEASE_MS: u32 = 5_000;
 /// Default timeout of an exchange, in milliseconds.
 pub const DEFAULT_EXCHANGE_MS: u32 = 30_000;
 
-/// Shortest time-outs that a request may ask for.
-struct Least {
-    ack_us: u32,
-    stall_ms: u32,
-}
-
-const OF_OPERATORS: Least = Least {
-    ack_us: 4,
-    stall_ms: 1,
-};
-/// A host needs no operator for a job, and the timers of all jobs share the switches.
-const OF_RANKS: Least = Least {
-    ack_us: 1_000,
-    stall_ms: 100,
-};
+/// The shortest ACK time-out, in microseconds.
+const ACK_TIMEOUT_US_MIN: u32 = 4;
+/// The shortest time-outs of a job that a rank creates by joining: it needs no operator for that, and the timers of all jobs share the switches.
+const RANK_ACK_TIMEOUT_US_MIN: u32 = 1_000;
+const RANK_STALL_TIMEOUT_MS_MIN: u32 = 100;
 
 /// Requested settings of a collective group. `None`: that of the group, or the default for a new group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -77,6 +67,26 @@ pub struct GivenSettings {
     pub lanes: Option<u8>,
     /// Of each rank, all lanes together.
     pub rate_limit: Option<RateLimit>,
+}
+
+impl GivenSettings {
+    /// Refuses time-outs that are too short for a job that a rank creates. A job that is there is joined with its own.
+    pub fn check_by_rank(&self) -> Result<(), Invalid> {
+        let mut r = Reader::default();
+        self.check_ack_timeout(RANK_ACK_TIMEOUT_US_MIN, "settings.ack_timeout_us", &mut r);
+        let short = |given: &u32| *given < RANK_STALL_TIMEOUT_MS_MIN;
+        if let Some(given) = self.stall_timeout_ms.filter(short) {
+            let why = "milliseconds are too short for a job that its ranks create: give at least 100";
+            r.fault("settings.stall_timeout_ms", out_of_range(given, why));
+        }
+        r.finish(Some(()))
+    }
+
+    fn check_ack_timeout(&self, least: u32, field: &str, r: &mut Reader) {
+        if let Some(given) = self.ack_timeout_us.filter(|given| *given < least) {
+            r.fault(field, FaultKind::ShortAckTimeout { given, least });
+        }
+    }
 }
 
 /// A collective group that is to be created.
@@ -157,7 +167,7 @@ pub fn new_collective_from_proto(message: &v1::CreateCollectiveRequest) -> Resul
             r.fault(field, FaultKind::DuplicateName { name, first });
         }
     }
-    let settings = settings(message.settings.as_ref(), &OF_OPERATORS, &mut r);
+    let settings = settings(message.settings.as_ref(), &mut r);
     r.take("name", laned_name(&message.name, settings.lanes));
     let mcst_id = r.optional("mcst_id", message.mcst_id.as_deref(), unicast_mcst_id);
     let group = group.map(|name| NewCollective {
@@ -184,7 +194,7 @@ pub fn rank_join_from_proto(message: &v1::InitGroupRequest) -> Result<RankJoin, 
     let mut ends = ends.into_iter();
     let endpoint = ends.next();
     let sq_psn = r.take("sq_psn", psn(message.sq_psn));
-    let settings = settings(message.settings.as_ref(), &OF_RANKS, &mut r);
+    let settings = settings(message.settings.as_ref(), &mut r);
     if !settings.modes.is_empty() {
         let why = "modes of switches: an operator gives them, who creates the group";
         r.fault("settings.modes", out_of_range(settings.modes.len(), why));
@@ -325,7 +335,7 @@ fn modes(given: &[v1::SwitchMode], r: &mut Reader) -> BTreeMap<String, Collectiv
     modes
 }
 
-fn settings(message: Option<&v1::CollectiveSettings>, least: &Least, outer: &mut Reader) -> GivenSettings {
+fn settings(message: Option<&v1::CollectiveSettings>, outer: &mut Reader) -> GivenSettings {
     let Some(given) = message else {
         return GivenSettings::default();
     };
@@ -368,14 +378,7 @@ fn settings(message: Option<&v1::CollectiveSettings>, least: &Least, outer: &mut
     {
         r.fault("loss_policy", FaultKind::ModeReflects { mode });
     }
-    if let Some(given) = settings.ack_timeout_us.filter(|given| *given < least.ack_us) {
-        let least = least.ack_us;
-        r.fault("ack_timeout_us", FaultKind::ShortAckTimeout { given, least });
-    }
-    if let Some(given) = settings.stall_timeout_ms.filter(|given| *given < least.stall_ms) {
-        let why = "milliseconds are too short for a rank: give at least 100";
-        r.fault("stall_timeout_ms", out_of_range(given, why));
-    }
+    settings.check_ack_timeout(ACK_TIMEOUT_US_MIN, "ack_timeout_us", &mut r);
     outer.0.extend(r.within("settings").0);
     settings
 }

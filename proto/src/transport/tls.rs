@@ -42,6 +42,8 @@ struct Made<C> {
     config: Arc<C>,
     /// Of the files that were read last, also if they did not work.
     stamps: [Option<Stamp>; 3],
+    /// Of the files that could not be read last.
+    unread: Option<[Option<Stamp>; 3]>,
 }
 
 pub(super) type ServerTls = Reloading<ServerConfig>;
@@ -99,6 +101,7 @@ impl<C> Reloading<C> {
             made: Mutex::new(Made {
                 config: Arc::new(config),
                 stamps,
+                unread: None,
             }),
         })
     }
@@ -108,14 +111,20 @@ impl<C> Reloading<C> {
         let made = &mut *self.made.lock().unwrap_or_else(PoisonError::into_inner);
         let stamps = stamps(&self.files);
         if made.stamps != stamps {
-            made.stamps = stamps;
             let cert = self.files.cert.display();
             match (self.make)(&self.files) {
                 Ok(config) => {
-                    made.config = Arc::new(config);
+                    (made.config, made.stamps) = (Arc::new(config), stamps);
                     tracing::info!(%cert, "certificates were read again");
                 }
+                // They may be readable later without a change, as once there are descriptors again.
+                Err(fault @ Fault::Read(..)) => {
+                    if made.unread.replace(stamps) != Some(stamps) {
+                        tracing::warn!(%cert, %fault, "new certificates cannot be read: the old ones stay until they can");
+                    }
+                }
                 Err(fault) => {
+                    made.stamps = stamps;
                     tracing::warn!(%cert, %fault, "new certificates do not work: the old ones stay until the files change");
                 }
             }
@@ -347,6 +356,37 @@ mod tests {
                 assert_eq!((*tls.current(), READS.load(Relaxed)), (used, reads), "{mode:o}");
             }
         }
+    }
+
+    /// A process without descriptors cannot read them for a while.
+    #[test]
+    fn files_that_could_not_be_read_are_read_again_without_a_change() {
+        thread_local!(static CAN_READ: std::cell::Cell<bool> = const { std::cell::Cell::new(true) });
+        let folder = tempfile::tempdir().unwrap();
+        let [ca, cert, key] = ["ca", "cert", "key"].map(|name| folder.path().join(name));
+        for path in [&ca, &cert, &key] {
+            fs::write(path, "1").unwrap();
+        }
+        let tls = Reloading::new(
+            &"https://localhost:1".parse().unwrap(),
+            &TlsFiles {
+                ca,
+                cert,
+                key: key.clone(),
+            },
+            |files| match CAN_READ.get() {
+                true => Ok(fs::read_to_string(&files.key).unwrap()),
+                false => Err(Fault::Read(files.key.clone(), io::ErrorKind::Other.into())),
+            },
+        );
+        let tls = tls.unwrap();
+        CAN_READ.set(false);
+        fs::write(&key, "22").unwrap();
+        for _ in 0..2 {
+            assert_eq!(*tls.current(), "1");
+        }
+        CAN_READ.set(true);
+        assert_eq!(*tls.current(), "22");
     }
 
     #[test]

@@ -243,6 +243,7 @@ fn config(run: &Run, index: usize) -> TranslatedConfig {
             rank,
             sq_psn: Psn::new(0),
             rq_psn: Psn::new(0),
+            is_host: true,
         },
         ranks: RankSet::only(rank),
     };

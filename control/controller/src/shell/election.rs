@@ -36,7 +36,7 @@ pub(crate) async fn run(
     config: Config,
     etcd: EtcdConfig,
     address: Address,
-    (front, present): (Front, Present),
+    (front, present, dead): (Front, Present, CancellationToken),
     stop: CancellationToken,
 ) {
     let candidate = Candidate::new(&etcd, &address.to_string());
@@ -46,8 +46,8 @@ pub(crate) async fn run(
             Ok(Campaign::Lost(leader)) => (format!("the controller at {leader} leads"), Some(leader)),
             Ok(Campaign::Won(store)) => {
                 let lead = store.lead().clone();
-                let begun = crate::begin(config.clone(), Arc::new(store), &address, Some(lead.clone()));
-                match begun.await {
+                let store = Arc::new(store);
+                match crate::begin(config.clone(), store, &address, Some(lead.clone()), &dead).await {
                     Ok(shared) => {
                         *present.lock() = Some(shared.clone());
                         let leads = Leads(present.clone());

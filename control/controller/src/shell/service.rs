@@ -1,7 +1,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use castnet_proto::access::{Caller, Role};
+use castnet_proto::access::{Caller, Role, RunningCall};
 use castnet_proto::convert::{
     Invalid, check_received, connection_from_proto, diversion_from_proto, exchange_from_proto,
     lease_from_proto, name_from_proto, new_collective_from_proto, new_group_from_proto, rank_join_from_proto,
@@ -132,8 +132,9 @@ impl Service {
         &self,
         work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
     ) -> Result<T, Status> {
-        let stopped = self.shared.stopped.clone();
+        let (stopped, call) = (self.shared.stopped.clone(), RunningCall::current());
         let work = async move {
+            let _to_its_end = call;
             tokio::select! {
                 biased;
                 () = stopped.cancelled() => Err(Refusal::Stopping),

@@ -135,6 +135,24 @@ async fn ask(
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_whose_writer_has_panicked_says_so() {
+    let lab = Lab::two_tiers().await;
+    let store = FaultyStore::new(Arc::new(MemoryStore::default()));
+    let (controller, mut client) = start_with(lab.config.clone(), Arc::new(store.clone())).await;
+    let (gate, mut waits) = store.hold();
+    let asks = tokio::spawn(async move { client.create_group(creation("g", &["h0", "h2"])).await });
+    tokio::time::timeout(PATIENCE, waits.recv())
+        .await
+        .unwrap()
+        .unwrap();
+    // The store does not expect that.
+    gate.close();
+    tokio::time::timeout(PATIENCE, controller.ended()).await.unwrap();
+    controller.stop().await;
+    assert!(asks.await.unwrap().is_err());
+}
+
 /// Clients ask at once, the controller is killed at some moment, and the next one knows what was answered.
 async fn what_was_answered_is_there(open: &Open, faulty: bool, seed: u64) {
     let lab = Lab::two_tiers().await;

@@ -57,6 +57,8 @@ pub enum EndpointKind {
         sq_psn: Psn,
         /// Start of `d`: the first PSN that it expects.
         rq_psn: Psn,
+        /// False for a switch: that one may repeat a NAK on purpose.
+        is_host: bool,
     },
     /// Another switch of the tree with this mode, which uses the PSNs of the group.
     Switch,

@@ -35,9 +35,7 @@ impl<const W: usize> Translated<W> {
                 _ => {}
             },
             _ => match self.kind(from) {
-                EndpointKind::Rank { rq_psn, .. } => {
-                    self.host_feedback(now, from, rq_psn, psn, syndrome, out)
-                }
+                EndpointKind::Rank { .. } => self.host_feedback(now, from, psn, syndrome, out),
                 EndpointKind::Switch => self.switch_feedback(now, from, psn, syndrome, out),
             },
         }
@@ -65,11 +63,13 @@ impl<const W: usize> Translated<W> {
         &mut self,
         now: Nanos,
         from: EndpointId,
-        rq_psn: Psn,
         psn: Psn,
         syndrome: Syndrome,
         out: &mut Effects<W>,
     ) {
+        let EndpointKind::Rank { rq_psn, is_host, .. } = self.kind(from) else {
+            return;
+        };
         let sending = &self.endpoint(from).sending;
         let refused = syndrome != Syndrome::Ack;
         let ahead = psn.diff(wire(rq_psn, sending.acked_d)) + i32::from(!refused);
@@ -102,8 +102,8 @@ impl<const W: usize> Translated<W> {
             let is_rnr = matches!(syndrome, Syndrome::RnrNak(_));
             let sending = &mut self.endpoint_mut(from).sending;
             debug_assert_eq!(sending.acked, to);
-            // A parent of Mode-II names one PSN for several gaps.
-            if !is_rnr && core::mem::replace(&mut sending.nak_served, true) && !is_parent {
+            // A switch of another mode names one PSN for several gaps, or again once it takes the packet.
+            if is_host && !is_rnr && core::mem::replace(&mut sending.nak_served, true) {
                 return;
             }
             sending.go_back();

@@ -24,6 +24,7 @@ impl Lab {
                 rank,
                 sq_psn: start,
                 rq_psn: start,
+                is_host: true,
             },
             ranks: RankSet::only(rank),
         };

@@ -63,6 +63,7 @@ impl<const W: usize> WideLab<W> {
                 rank,
                 sq_psn: zero,
                 rq_psn: zero,
+                is_host: true,
             },
             ranks: RankSet::only(rank),
         };

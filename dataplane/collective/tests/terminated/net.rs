@@ -74,6 +74,7 @@ pub(crate) fn config(
             rank: rank as u16,
             sq_psn: Psn::new(0),
             rq_psn: Psn::new(0),
+            is_host: true,
         },
         Peer::Switch { .. } => EndpointKind::Switch,
     };

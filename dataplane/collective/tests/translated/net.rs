@@ -200,6 +200,7 @@ impl Net {
                             rank: *h as u16,
                             sq_psn: configs[*h].sq_psn,
                             rq_psn: configs[*h].rq_psn,
+                            is_host: true,
                         }
                     }
                     Peer::Switch { .. } => EndpointKind::Switch,

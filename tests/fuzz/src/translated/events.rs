@@ -18,6 +18,7 @@ fn rank(rank: u16) -> EndpointConfig {
             rank,
             sq_psn: near_wrap(rank.into()),
             rq_psn: Psn::new(1000 * u32::from(rank)),
+            is_host: true,
         },
         ranks: RankSet::only(rank),
     }

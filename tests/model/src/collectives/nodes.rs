@@ -88,6 +88,7 @@ impl Nodes {
                     rank: rank as u16,
                     sq_psn: parts[rank].sq_psn,
                     rq_psn: parts[rank].rq_psn,
+                    is_host: true,
                 },
                 ranks: RankSet::only(rank as u16),
             };
@@ -101,6 +102,7 @@ impl Nodes {
                             rank: *rank,
                             sq_psn: START,
                             rq_psn: START,
+                            is_host: false,
                         }
                     }
                     _ => EndpointKind::Switch,

@@ -402,11 +402,16 @@ fn machine_config(rule: &GroupRule, kind: &TranslatedRule) -> TranslatedConfig {
 
 /// The PSNs of a connection between switches of different modes start, both ways, at that of the group.
 fn endpoint_kind(hop: &NextHop, start_psn: Psn) -> EndpointKind {
-    let (sq_psn, rq_psn) = (start_psn, start_psn);
-    match (hop.rank(), hop.mode(), hop.ranks()) {
-        (Some(&RankPart { rank, sq_psn, rq_psn }), ..) => EndpointKind::Rank { rank, sq_psn, rq_psn },
-        (None, Some(_), &[rank, ..]) => EndpointKind::Rank { rank, sq_psn, rq_psn },
-        _ => EndpointKind::Switch,
+    let (rank, sq_psn, rq_psn, is_host) = match (hop.rank(), hop.mode(), hop.ranks()) {
+        (Some(&RankPart { rank, sq_psn, rq_psn }), ..) => (rank, sq_psn, rq_psn, true),
+        (None, Some(_), &[rank, ..]) => (rank, start_psn, start_psn, false),
+        _ => return EndpointKind::Switch,
+    };
+    EndpointKind::Rank {
+        rank,
+        sq_psn,
+        rq_psn,
+        is_host,
     }
 }
 

@@ -93,6 +93,7 @@ impl Core {
             None => {
                 let lanes = Settings::new(&join.settings).lanes;
                 one_end_each("connection", 1 + join.more.len(), lanes)?;
+                join.settings.check_by_rank()?;
             }
         }
         self.know(&join.endpoint)?;

@@ -16,7 +16,7 @@ use super::live::Presence;
 use super::record::{Collective, Seat, Settings};
 use crate::error::Refusal;
 use crate::state::core::tests::{core, join};
-use crate::state::kinds::{Ends, GroupKind, Joining};
+use crate::state::kinds::{Ends, GroupKind, Joining, Kind};
 use crate::state::lifecycle::{After, Event, PHASES, Phase};
 
 /// The generation that runs or ran.
@@ -391,4 +391,27 @@ fn a_lease_that_ends_before_the_group_runs_is_no_warning() {
     assert_eq!(warnings(Phase::Registered, 0), 0);
     assert_eq!(warnings(Phase::Broken, 0), 0, "it waits for the next run");
     assert_ne!(warnings(Phase::Active, 1), 0);
+}
+
+/// The bound on time-outs is for jobs that ranks create: the ranks of others name what they have.
+#[test]
+fn ranks_join_and_come_back_with_a_time_out_that_they_may_not_choose() {
+    let mut core = core(|_| {});
+    let short = |job: &str, rank| {
+        let mut join = join(job, rank, 2, "");
+        join.settings.ack_timeout_us = Some(524);
+        join
+    };
+    let refusal = core.seat_rank(short("new", 0), "h0").map(drop).unwrap_err();
+    assert!(matches!(refusal, Refusal::Invalid(_)), "{refusal:?}");
+    assert!(core.collective("new").is_err());
+
+    core.seat_rank(join("job", 0, 2, ""), "h0").map(drop).unwrap();
+    core.try_change("job", |r| match &mut r.kind {
+        Kind::Collective(group) => group.settings.ack_timeout_us = 524,
+        Kind::Multicast(_) => unreachable!(),
+    });
+    for _ in ["joins", "comes back"] {
+        core.seat_rank(short("job", 1), "h1").map(drop).unwrap();
+    }
 }
