@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use castnet_proto::convert::{Invalid, refuse, rule_faults};
 use castnet_proto::v1::{ControllerTerm, InstallOutcome};
-use castnet_rules::{Fault, GroupKind, GroupRule};
+use castnet_rules::{Fault, GroupKind, GroupRule, Ipv4Net, Route};
 use castnet_wire::McstId;
 use castnet_worker::engine::InstallError as Refused;
-use castnet_worker::{InstallError, Installed, Installer, Stopped};
+use castnet_worker::{Dataplane, InstallError, Installed, Installer, Stopped};
 use tonic::{Code, Status};
 
+use crate::service::route_refused;
 use crate::{Owners, Shared};
 
 /// The owner of groups of an operator or a rule file.
@@ -26,6 +27,42 @@ impl Owners {
         let groups = &self.groups;
         self.terms
             .check(term, |owner| groups.values().any(|of| of == owner))
+    }
+
+    /// Sets the routes of an owner within a scope. Those of other controllers stay. Returns how many were added or changed, and removed.
+    pub(crate) fn set_routes(
+        &mut self,
+        dataplane: &Dataplane,
+        owner: &str,
+        scope: &[Ipv4Net],
+        mut routes: Vec<Route>,
+    ) -> Result<(usize, usize), Status> {
+        let is_within = |prefix: &Ipv4Net| scope.iter().any(|scope| scope.contains(prefix));
+        // Nobody could take back those of an owner that is forgotten.
+        let (own, terms) = (owner, &self.terms);
+        let others = |owner: &str| owner != own && terms.knows(owner);
+        if let Some((route, other)) = routes.iter().find_map(|route| {
+            let other = self.routes.get(&route.prefix).filter(|owner| others(owner))?;
+            Some((route, other))
+        }) {
+            let reason = format!("the route to {} is of {other}", route.prefix);
+            return Err(refuse(Code::AlreadyExists, "routes", reason));
+        }
+        let given: Vec<Ipv4Net> = routes.iter().map(|route| route.prefix).collect();
+        let kept = dataplane.routes().into_iter().filter(|route| {
+            let owner = self.routes.get(&route.prefix);
+            is_within(&route.prefix) && owner.is_some_and(|owner| others(owner))
+        });
+        routes.extend(kept);
+        let done = dataplane.set_routes_within(scope, routes);
+        let done = done.map_err(|error| route_refused(error, |routes| routes))?;
+        self.routes
+            .retain(|prefix, owner| !is_within(prefix) || others(owner));
+        if !owner.is_empty() {
+            let given = given.into_iter().map(|prefix| (prefix, owner.to_owned()));
+            self.routes.extend(given);
+        }
+        Ok(done)
     }
 }
 

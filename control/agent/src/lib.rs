@@ -38,7 +38,7 @@ use castnet_proto::convert::SourceGuardParts;
 use castnet_proto::process;
 use castnet_proto::transport::{Address, Security, Server, TransportError};
 use castnet_proto::v1::agent_server::AgentServer;
-use castnet_rules::{Fault, GroupRule, RuleSet};
+use castnet_rules::{Fault, GroupRule, Ipv4Net, RuleSet};
 use castnet_wire::McstId;
 use castnet_worker::{Dataplane, InstallError, Installed, RouteError};
 use parking_lot::Mutex;
@@ -63,6 +63,8 @@ pub(crate) struct Shared {
 pub(crate) struct Owners {
     /// The owner of each group; no entry: an operator.
     pub(crate) groups: BTreeMap<McstId, String>,
+    /// The controller that has set each multicast route; no entry: an operator.
+    pub(crate) routes: BTreeMap<Ipv4Net, String>,
     pub(crate) terms: Terms,
 }
 

@@ -103,7 +103,7 @@ fn streamed<T>(from: mpsc::Receiver<Result<T, Status>>) -> Response<Messages<T>>
     Response::new(ReceiverStream::new(from))
 }
 
-fn route_refused(error: RouteError, name: fn(Invalid) -> Invalid) -> Status {
+pub(crate) fn route_refused(error: RouteError, name: fn(Invalid) -> Invalid) -> Status {
     let text = error.to_string();
     match error {
         RouteError::Faults(faults) => {
@@ -264,8 +264,10 @@ impl v1::agent_server::Agent for Service {
         Caller::of(&request)?.concerns(format!("{} routes", request.get_ref().routes.len()));
         let routes = routes_from_proto(&request.get_ref().routes)?;
         self.ask(move |shared| {
+            let mut owners = shared.owners.lock();
             let done = shared.dataplane.set_routes(routes);
             done.map_err(|error| route_refused(error, |routes| routes))?;
+            owners.routes.clear();
             Ok(v1::SetRoutesResponse {})
         })
         .await
@@ -275,8 +277,10 @@ impl v1::agent_server::Agent for Service {
         let route = route_from_proto(request.get_ref().route.as_ref())?;
         Caller::of(&request)?.concerns(route.prefix.to_string());
         self.ask(move |shared| {
+            let (mut owners, prefix) = (shared.owners.lock(), route.prefix);
             let done = shared.dataplane.add_route(route);
             let replaced = done.map_err(|error| route_refused(error, of_one_route))?;
+            owners.routes.remove(&prefix);
             Ok(v1::AddRouteResponse { replaced })
         })
         .await
@@ -289,7 +293,9 @@ impl v1::agent_server::Agent for Service {
         Caller::of(&request)?.concerns(&request.get_ref().prefix);
         let prefix = prefix_from_proto("prefix", &request.get_ref().prefix)?;
         self.ask(move |shared| {
+            let mut owners = shared.owners.lock();
             let removed = shared.dataplane.remove_route(prefix).map_err(stopped)?;
+            owners.routes.remove(&prefix);
             Ok(v1::RemoveRouteResponse { removed })
         })
         .await
@@ -307,8 +313,8 @@ impl v1::agent_server::Agent for Service {
             // Held until the end, so that an earlier call of another controller does not come after this one.
             let mut owners = shared.owners.lock();
             owners.check(&caller)?;
-            let done = shared.dataplane.set_routes_within(&scope, routes);
-            let (added, removed) = done.map_err(|error| route_refused(error, |routes| routes))?;
+            let owner = caller.map(|term| term.owner).unwrap_or_default();
+            let (added, removed) = owners.set_routes(&shared.dataplane, &owner, &scope, routes)?;
             Ok(v1::SetMulticastRoutesResponse {
                 added: added as u32,
                 removed: removed as u32,
@@ -351,9 +357,15 @@ impl v1::agent_server::Agent for Service {
 
     async fn list_routes(&self, request: Request<v1::ListRoutesRequest>) -> Answer<v1::ListRoutesResponse> {
         self.list(&request, |shared| {
+            let owners = shared.owners.lock();
             let routes = shared.dataplane.routes();
-            let routes = routes.iter().map(route_to_proto).collect();
-            Ok(v1::ListRoutesResponse { routes })
+            let routes = routes.iter().map(|route| v1::Route {
+                owner: owners.routes.get(&route.prefix).cloned().unwrap_or_default(),
+                ..route_to_proto(route)
+            });
+            Ok(v1::ListRoutesResponse {
+                routes: routes.collect(),
+            })
         })
         .await
     }

@@ -1,12 +1,11 @@
 use std::path::PathBuf;
-use std::pin::pin;
 use std::str::FromStr;
 
 use castnet_console::connect::{self, ServeArgs, Tls};
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::files;
 use castnet_console::output::{Output, remark};
-use castnet_console::service::{Ready, Reloads, Signals};
+use castnet_console::service::{Ready, Reloads, Signals, until_stopped};
 use castnet_console::settings;
 use castnet_controller::{Config, Controller, DEFAULT_LISTEN, StartError, SwitchConfig};
 use castnet_proto::transport::Address;
@@ -150,37 +149,28 @@ impl ControllerCommand {
         let mut controller = Controller::start(config).await.map_err(failure)?;
         let address = controller.address().map(ToString::to_string).unwrap_or_default();
         let ready = Ready::announce(output, "controller", &address, self.ready_file.as_deref())?;
-        let (mut stop, mut dead) = (pin!(signals.first()), pin!(controller.ended()));
-        let died = loop {
-            tokio::select! {
-                () = &mut stop => break false,
-                () = &mut dead => break true,
-                () = reloads.next() => {
-                    let config = self.settings();
-                    let checked = config.and_then(|config| match controller.check(&config) {
-                        Ok(()) => Ok(config),
-                        Err(error) => Err(failure(error)),
-                    });
-                    match checked {
-                        Ok(config) => tokio::select! {
-                            biased;
-                            () = &mut stop => break false,
-                            done = controller.reload(config) => {
-                                done.map_err(failure)?;
-                                remark("controller: its configuration was read again");
-                            }
-                        },
-                        Err(failure) => tracing::error!("the configuration stays as it is: {failure}"),
-                    }
-                }
-            }
+        let ended = controller.ended();
+        let ended = async {
+            ended.await;
+            Failure::failed("the task that writes the store has panicked: the switches keep their groups")
         };
+        let reload = async || {
+            let checked = self
+                .settings()
+                .and_then(|config| controller.check(&config).map(|()| config).map_err(failure));
+            match checked {
+                Ok(config) => {
+                    controller.reload(config).await.map_err(failure)?;
+                    remark("controller: its configuration was read again");
+                }
+                Err(failure) => tracing::error!("the configuration stays as it is: {failure}"),
+            }
+            Ok(())
+        };
+        let served = until_stopped(signals.first(), ended, &mut reloads, reload).await;
         drop(ready);
         controller.stop().await;
-        if died {
-            let what = "the task that writes the store has panicked: the controller ends, and the switches keep their groups";
-            return Err(Failure::failed(what));
-        }
+        served?;
         remark("controller: stopped; the switches keep their groups");
         Ok(())
     }

@@ -86,6 +86,9 @@ struct RouteRow {
     replicate: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     copy_to: Vec<String>,
+    /// The controller that has set it; empty: an operator.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    owner: String,
 }
 
 impl RouteRow {
@@ -124,6 +127,7 @@ impl RouteCommand {
                     next_hops: r.next_hops.into_iter().map(hop).collect(),
                     replicate: r.replicate,
                     copy_to: r.copy_to,
+                    owner: r.owner,
                 };
                 let rows = listed.into_inner().routes.into_iter().map(row).collect();
                 output.show(&Rows::new(
@@ -150,6 +154,7 @@ impl RouteCommand {
                     next_hops,
                     replicate,
                     copy_to: copy_to.iter().map(Ipv4Addr::to_string).collect(),
+                    owner: String::new(),
                 };
                 let request = api::AddRouteRequest { route: Some(route) };
                 let replaced = agent.add_route(request).await?.into_inner().replaced;

@@ -1,5 +1,4 @@
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use castnet_console::drops;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::files;
 use castnet_console::output::{Output, Page, Report, named, remark};
-use castnet_console::service::{Ready, Reloads, Signals};
+use castnet_console::service::{Ready, Reloads, Signals, until_stopped};
 use castnet_console::settings;
 use castnet_console::units::{plural, span};
 use castnet_mrp::Limits;
@@ -113,23 +112,25 @@ impl SwitchCommand {
             &agent.address().to_string(),
             self.ready_file.as_deref(),
         )?;
-        let reload = || match self.reload(&access, agent.address()) {
-            Ok(()) => remark(&format!(
-                "{name}: the roles of certificates were read again; all else is read at a start"
-            )),
-            Err(failure) => tracing::error!("the configuration stays as it is: {failure}"),
+        let reload = async || {
+            match self.reload(&access, agent.address()) {
+                Ok(()) => remark(&format!(
+                    "{name}: the roles of certificates were read again; all else is read at a start"
+                )),
+                Err(failure) => tracing::error!("the configuration stays as it is: {failure}"),
+            }
+            Ok(())
         };
-        let died = until_stopped(signals.first(), dead_worker(&dataplane), &mut reloads, reload).await;
+        let served = until_stopped(signals.first(), dead_worker(&dataplane), &mut reloads, reload).await;
 
         drop(ready);
         agent.stop().await;
         let last = tokio::task::spawn_blocking(move || dataplane.stop())
             .await
             .map_err(Failure::failed)?;
-        let (None, Some(counters)) = (&died, last) else {
-            let lost = || Failure::failed("a worker had died before: its last counters are lost");
-            return Err(died.unwrap_or_else(lost));
-        };
+        served?;
+        let lost = || Failure::failed("a worker had died before: its last counters are lost");
+        let counters = last.ok_or_else(lost)?;
         output.show_next(&Summary::new(name, started.elapsed(), &counters))
     }
 }
@@ -212,23 +213,6 @@ fn check_rules(rules: &RuleSet, path: Option<&Path>, ports: usize) -> Outcome {
 }
 
 /// Waits until a worker has ended, which only a panic does before the dataplane stops.
-/// Serves until a signal, or until a worker has died, which is a failure.
-async fn until_stopped(
-    stop: impl Future<Output = ()>,
-    dead: impl Future<Output = Failure>,
-    reloads: &mut Reloads,
-    reload: impl Fn(),
-) -> Option<Failure> {
-    let (mut stop, mut dead) = (pin!(stop), pin!(dead));
-    loop {
-        tokio::select! {
-            () = &mut stop => return None,
-            failure = &mut dead => return Some(failure),
-            () = reloads.next() => reload(),
-        }
-    }
-}
-
 fn dead_worker(dataplane: &Dataplane) -> impl Future<Output = Failure> + use<> {
     let ended = dataplane.ended().clone();
     let ended = tokio::task::spawn_blocking(move || ended.recv());
@@ -322,19 +306,11 @@ mod tests {
         let config = dataplane_config(&config).expect("a configuration");
         let dataplane = start_with(config, Default::default()).await.expect("a dataplane");
         let dead = dead_worker(&dataplane);
-        let mut reloads = Reloads::catch().expect("a signal");
         dataplane.stop();
-        let died = until_stopped(std::future::pending(), dead, &mut reloads, || ()).await;
-        let failure = died.expect("a failure");
+        let failure = dead.await;
         assert!(
             failure.code() == 1 && failure.what.starts_with("worker 0 has died"),
             "{failure}"
-        );
-        let stop = std::future::ready(());
-        assert!(
-            until_stopped(stop, std::future::pending(), &mut reloads, || ())
-                .await
-                .is_none()
         );
     }
 

@@ -68,15 +68,14 @@ impl SwitchRow {
     }
 
     fn remark(&self) -> String {
+        let mut remarks: Vec<String> = Vec::new();
+        remarks.extend(Some(self.0.reason.clone()).filter(|reason| !reason.is_empty()));
         match self.0.written_off.len() {
-            0 => self.0.reason.clone(),
-            groups => format!(
-                "{} may still have {groups} groups destroyed by force",
-                self.0.reason
-            )
-            .trim_start()
-            .into(),
+            0 => {}
+            groups => remarks.push(format!("may still have {groups} groups destroyed by force")),
         }
+        remarks.extend(self.0.wrong_links.iter().cloned());
+        remarks.join("; ")
     }
 
     fn memory_free(&self) -> String {

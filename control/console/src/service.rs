@@ -86,6 +86,30 @@ impl Signals {
     }
 }
 
+/// Serves until a signal, or until what it serves ends by itself, which is a failure. So is an error of `reload`, which is called at each
+/// SIGHUP, and is dropped at a signal.
+pub async fn until_stopped(
+    stop: impl Future<Output = ()>,
+    ended: impl Future<Output = Failure>,
+    reloads: &mut Reloads,
+    mut reload: impl AsyncFnMut() -> Outcome,
+) -> Outcome {
+    let reloading = async {
+        loop {
+            reloads.next().await;
+            if let Err(failure) = reload().await {
+                return failure;
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        failure = ended => Err(failure),
+        () = stop => Ok(()),
+        failure = reloading => Err(failure),
+    }
+}
+
 /// SIGHUP asks a service to read its configuration again. It ends no process that catches it.
 #[derive(Debug)]
 pub struct Reloads(Signal);
@@ -204,6 +228,21 @@ mod tests {
 
     use super::*;
     use crate::output::Format;
+
+    #[tokio::test]
+    async fn a_service_that_ends_by_itself_has_failed_also_at_a_signal() {
+        use std::future::{pending, ready};
+        let mut reloads = Reloads::catch().expect("a signal");
+        let reload = async || Ok(());
+        let dead = || Failure::failed("dead");
+        let stopped = until_stopped(ready(()), pending(), &mut reloads, reload).await;
+        assert!(stopped.is_ok());
+        let ended = until_stopped(ready(()), ready(dead()), &mut reloads, reload).await;
+        assert_eq!(ended.expect_err("a failure").what, "dead");
+        nix::sys::signal::raise(nix::sys::signal::SIGHUP).expect("a signal");
+        let failed = until_stopped(pending(), pending(), &mut reloads, async || Err(dead())).await;
+        assert_eq!(failed.expect_err("a failure").what, "dead");
+    }
 
     #[test]
     fn the_ready_file_holds_the_address_while_the_service_is_there() {

@@ -85,6 +85,8 @@ pub(crate) enum Refusal {
     McstIdNotOwn { mcst_id: McstId },
     #[error("{most} plans of this caller are not made yet: wait for them")]
     TooManyPlans { most: usize },
+    #[error("host {host:?} has changed its addresses too often: it may again in a second")]
+    TooManyMoves { host: String },
     /// Not of which group: a host may not know it.
     #[error("{ip} is the McstID of a group, so no host can have it")]
     AddressIsMcstId { field: String, ip: Ipv4Addr },
@@ -241,6 +243,7 @@ impl Refusal {
             Self::McstIdTaken { .. } | Self::McstIdWrittenOff { .. } => (Code::AlreadyExists, "mcst_id"),
             Self::McstIdNotOwn { .. } => (Code::InvalidArgument, "mcst_id"),
             Self::TooManyPlans { .. } => (Code::ResourceExhausted, "group"),
+            Self::TooManyMoves { .. } => (Code::ResourceExhausted, "host"),
             Self::PoolExhausted { .. } => (Code::ResourceExhausted, "mcst_id"),
             Self::Quota { .. } => (Code::ResourceExhausted, "tenant"),
             Self::HostQuota { .. } => (Code::ResourceExhausted, "host_groups"),

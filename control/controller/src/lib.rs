@@ -68,7 +68,7 @@ pub struct Controller {
     present: Present,
     election: Option<(CancellationToken, JoinHandle<()>)>,
     server: Option<Server>,
-    /// A task without which it cannot work has panicked.
+    /// The task that writes the store has panicked.
     dead: CancellationToken,
 }
 
@@ -216,7 +216,7 @@ impl Controller {
             .unwrap_or_default()
     }
 
-    /// Waits until it cannot work any more by a fault of its own: changes would wait for ever. It still has to be stopped.
+    /// Waits until it has ended by a fault of its own. It still has to be stopped.
     pub fn ended(&self) -> impl Future<Output = ()> + use<> {
         self.dead.clone().cancelled_owned()
     }
@@ -268,7 +268,7 @@ async fn begin(
     let shared = Arc::new(Shared::new(config, &term, lead, core, staged));
     // It ends by itself, after the last write.
     let writer = shared.tasks.spawn(write::write(shared.clone(), store, probe));
-    tokio::spawn(await_panic(writer, dead.clone()));
+    tokio::spawn(await_panic(writer, shared.clone(), dead.clone()));
     tracing::info!(%address, owner = shared.owner, epoch = term.epoch, "controller serves");
     for link in shared.links.values() {
         shared.spawn(link.clone().run(shared.clone()));
@@ -288,9 +288,12 @@ async fn begin(
     Ok(shared)
 }
 
-async fn await_panic(task: JoinHandle<()>, panicked: CancellationToken) {
-    if task.await.is_err_and(|ended| ended.is_panic()) {
-        panicked.cancel();
+/// Without the task that writes the store, all changes would wait for ever: all calls end.
+async fn await_panic(writer: JoinHandle<()>, shared: Arc<Shared>, dead: CancellationToken) {
+    if writer.await.is_err_and(|ended| ended.is_panic()) {
+        tracing::error!("the task that writes the store has panicked: the controller ends");
+        shared.stop_now();
+        dead.cancel();
     }
 }
 

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::units::{Size, Span};
-use castnet_port::OpenError;
+use castnet_port::has_interface;
 use castnet_wire::{Nanos, PortId};
 use castnet_worker::{Dataplane, DataplaneConfig, Idle as WorkerIdle, PortConfig, StartError, WorkerConfig};
 
@@ -105,22 +105,12 @@ pub async fn start(config: DataplaneConfig) -> Outcome<Arc<Dataplane>> {
 }
 
 /// [`start`] with a choice of hugepages.
-pub async fn start_with(config: DataplaneConfig, hugepages: Hugepages) -> Outcome<Arc<Dataplane>> {
+pub async fn start_with(mut config: DataplaneConfig, hugepages: Hugepages) -> Outcome<Arc<Dataplane>> {
+    allow_absent_interfaces(&mut config);
     let started = tokio::task::spawn_blocking(move || dpdk::start(config, hugepages))
         .await
         .map_err(Failure::failed)?;
     started.map(Arc::new).map_err(|e| match e {
-        StartError::Port {
-            ref name,
-            source: OpenError::NoSuchInterface(_),
-            ..
-        } => {
-            let go_on = format!(
-                "to go on without it: port `{name}` on memif:@absent-{name} is down and keeps its number; if it is deleted, the ports after it \
-                 get other numbers"
-            );
-            Failure::failed(e).next(format!("castnet doctor --for switch\n{go_on}"))
-        }
         StartError::Port { .. } => Failure::failed(e).next("castnet doctor --for switch"),
         StartError::Config(_)
         | StartError::NoWorkers
@@ -130,9 +120,32 @@ pub async fn start_with(config: DataplaneConfig, hugepages: Hugepages) -> Outcom
     })
 }
 
+/// One dead NIC does not keep the other ports from starting. If all ports lack their interfaces, their names are wrong, or this is the wrong
+/// machine: then the first one fails to open.
+fn allow_absent_interfaces(config: &mut DataplaneConfig) {
+    let absent = |port: &PortConfig| {
+        let name = port.spec.interface().filter(|name| !has_interface(name));
+        name.map(ToOwned::to_owned)
+    };
+    if config.ports.iter().all(|port| absent(port).is_some()) {
+        return;
+    }
+    for port in &mut config.ports {
+        if let Some(interface) = absent(port) {
+            tracing::warn!(
+                port = port.name,
+                interface,
+                "there is no interface of this name: the port is down until there is one"
+            );
+        }
+        port.spec = port.spec.clone().or_absent();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use castnet_port::PortSpec;
     use std::path::Path;
 
     #[test]
@@ -150,37 +163,27 @@ mod tests {
         );
     }
 
-    /// Without an interface, the switch goes on with a stand-in, and the ports keep their numbers.
-    #[tokio::test]
-    async fn an_interface_that_is_missing_has_a_stand_in() {
-        let lab = std::process::id();
-        let config = |second: &str| {
-            let ports = [
-                format!("a=memory:{lab}"),
-                format!("b{lab}={second}"),
-                "c=memory:c".to_owned(),
-            ];
+    #[test]
+    fn an_interface_may_be_missing_unless_all_are() {
+        let allows = |ports: &[&str]| {
             let config = SwitchConfig {
-                ports: ports.map(|port| port.parse().expect("a port")).into(),
+                ports: ports.iter().map(|port| port.parse().expect("a port")).collect(),
                 ..SwitchConfig::default()
             };
-            dataplane_config(&config).expect("a configuration")
+            let mut config = dataplane_config(&config).expect("a configuration");
+            allow_absent_interfaces(&mut config);
+            let is_allowed = |port: &PortConfig| match &port.spec {
+                PortSpec::AfPacket(spec) => spec.may_be_absent,
+                PortSpec::Faulty(inner, _) => {
+                    matches!(&**inner, PortSpec::AfPacket(spec) if spec.may_be_absent)
+                }
+                _ => true,
+            };
+            config.ports.iter().all(is_allowed)
         };
-        let failure = start(config("af_packet:nosuch0"))
-            .await
-            .expect_err("no interface")
-            .text();
-        let mut stand_in = failure
-            .split_whitespace()
-            .filter(|word| word.starts_with("memif:"));
-        let stand_in = stand_in.next().expect("a port");
-        let dataplane = start(config(stand_in)).await.expect("a switch");
-        let ports = dataplane.ports().expect("it runs");
-        let ports: Vec<_> = ports
-            .iter()
-            .map(|port| (port.id.index(), port.name.as_str()))
-            .collect();
-        assert_eq!(ports, [(0, "a"), (1, &*format!("b{lab}")), (2, "c")]);
+        assert!(allows(&["a=lo", "b=nosuch0", "c=nosuch1,loss=1%"]));
+        assert!(allows(&["a=memory:a", "b=nosuch0"]));
+        assert!(!allows(&["a=nosuch0", "b=nosuch1"]));
     }
 
     /// The unit may write at a few places only.

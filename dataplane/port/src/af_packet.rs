@@ -15,8 +15,8 @@
 //!   in vain. This needs Linux 6.6 and CAP_NET_ADMIN.
 //! - One thread receives. Each sending thread has its own socket.
 //! - The port follows changes of the interface's MTU up to the MTU at opening, which sizes the slots of the ring.
-//! - The interface may be deleted, renamed and made again: [`InterfaceWatch`] moves the port to the interface that has its
-//!   name. The port keeps its Ethernet address, which is in rules, routes and tables of its neighbours.
+//! - The interface may be deleted, renamed and made again, and be absent at first: [`InterfaceWatch`] moves the port to the interface
+//!   that has its name. The port keeps its Ethernet address, which is in rules, routes and tables of its neighbours.
 
 mod attachment;
 mod cut;
@@ -28,13 +28,15 @@ mod sys;
 mod transmit;
 mod watch;
 
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arrayvec::ArrayVec;
 use castnet_wire::{Batch, DropReason, FrameBuf, MacAddr, Nanos};
+use nix::net::if_::if_nametoindex;
 
 use crate::pool::{Pool, PoolBuf};
 use crate::port::{
@@ -59,6 +61,9 @@ const SEND_BUFFER_MIN: usize = 1 << 19;
 /// Interval of reading the interface's MTU. A lower MTU is also detected by the first frame that the kernel refuses. Super-frames
 /// that were refused are tried again as often.
 const MTU_INTERVAL: Nanos = Nanos::from_millis(50);
+/// Of a port that is opened without its interface: the MTU that it reports, and the largest that it can have.
+const ABSENT_MTU: usize = 1500;
+const ABSENT_MTU_MAX: usize = 9000;
 
 /// A network interface and its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +85,9 @@ pub struct AfPacketSpec {
     pub share_roce: bool,
     /// True to send runs of RoCE packets as super-frames.
     pub segmentation: bool,
+    /// True to open the port without an interface if none has the name: the port is down until an [`InterfaceWatch`] finds one. Its
+    /// Ethernet address is drawn then.
+    pub may_be_absent: bool,
 }
 
 impl AfPacketSpec {
@@ -94,6 +102,7 @@ impl AfPacketSpec {
             keep_offloads: false,
             share_roce: false,
             segmentation: true,
+            may_be_absent: false,
         }
     }
 
@@ -111,22 +120,33 @@ impl AfPacketSpec {
     /// # Errors
     /// The interface does not exist, the process has no permission, or the kernel rejected a step of the setup.
     pub fn open(&self, pool: &Pool, sides: Sides) -> Result<AfPacketPort, OpenError> {
-        let interface = Interface::find(self)?;
-        let (mac, mtu) = (interface.mac, interface.mtu);
-        let mtu = mtu.min(pool.frame_max().saturating_sub(frame_max(0)));
-        let sockets = Sockets::open(self, sides, interface, mtu, mac)?;
-        let reattach = Reattach::new(self.clone(), sides, mtu, mac, sockets.control.clone());
-        reattach.set_speed(reattach.read_speed());
+        let longest = pool.frame_max().saturating_sub(frame_max(0));
+        let (mac, mtu, mtu_max, control, sockets) = match Interface::find(self) {
+            Err(OpenError::NoSuchInterface(name)) if self.may_be_absent => {
+                let control = Arc::new(Interface::control(self)?);
+                let (mtu, mtu_max) = (ABSENT_MTU.min(longest), ABSENT_MTU_MAX.min(longest));
+                (drawn_mac(&name), mtu, mtu_max, control, None)
+            }
+            found => {
+                let interface = found?;
+                let (mac, mtu) = (interface.mac, interface.mtu.min(longest));
+                let sockets = Sockets::open(self, sides, interface, mtu, mac)?;
+                (mac, mtu, mtu, sockets.control.clone(), Some(Box::new(sockets)))
+            }
+        };
+        let reattach = Reattach::new(self.clone(), sides, mtu_max, mac, control);
+        reattach.set_speed(sockets.as_ref().and_then(|_| reattach.read_speed()));
         Ok(AfPacketPort {
             interface: self.interface.clone(),
             mac,
             mtu,
-            mtu_max: mtu,
+            mtu_max,
             next_mtu_check: Nanos::ZERO,
-            file: WakeFile::new(sockets.file()),
-            sockets: Some(Box::new(sockets)),
+            receives: sides.receives(),
+            file: WakeFile::new(sockets.as_ref().and_then(|sockets| sockets.file())),
+            sockets,
             reattach: Arc::new(reattach),
-            arena: vec![0; SEND_MAX * frame_max(mtu).max(IN_PLACE_MIN)].into(),
+            arena: vec![0; SEND_MAX * frame_max(mtu_max).max(IN_PLACE_MIN)].into(),
             unsent: ArrayVec::new(),
             pool: pool.clone(),
             stats: PortStats::default(),
@@ -144,6 +164,7 @@ pub struct AfPacketPort {
     /// The MTU that the slots of the ring are sized for.
     mtu_max: usize,
     next_mtu_check: Nanos,
+    receives: bool,
     /// `None` while there is no interface with the port's name.
     sockets: Option<Box<Sockets>>,
     reattach: Arc<Reattach>,
@@ -254,6 +275,20 @@ impl AfPacketPort {
             reason
         })
     }
+}
+
+/// Whether an interface of the network namespace of this thread has the name now.
+pub fn has_interface(name: &str) -> bool {
+    if_nametoindex(name).is_ok()
+}
+
+/// An address of a port without its interface: the same for all threads of this process.
+fn drawn_mac(interface: &str) -> MacAddr {
+    static DRAWN: OnceLock<RandomState> = OnceLock::new();
+    let drawn = DRAWN.get_or_init(RandomState::new).hash_one(interface);
+    let [_, a, b, c, d, e, ..] = drawn.to_be_bytes();
+    // Administered locally, and of one interface.
+    MacAddr([2, a, b, c, d, e])
 }
 
 fn numa_node(bus: &str) -> Option<u32> {
@@ -486,9 +521,9 @@ impl Port for AfPacketPort {
     }
 
     fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
-        match self.receiver() {
-            Some(_) => sleeper.add_wake_file(self.file.clone()),
-            None => Ok(()),
+        match self.receives {
+            true => sleeper.add_wake_file(self.file.clone()),
+            false => Ok(()),
         }
     }
 

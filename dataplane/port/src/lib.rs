@@ -45,7 +45,9 @@ pub mod sleep;
 pub mod spec;
 pub mod steer;
 
-pub use af_packet::{AfPacketPort, AfPacketSpec, Detached, InterfaceWatch, Offload, Reattach, set_offloads};
+pub use af_packet::{
+    AfPacketPort, AfPacketSpec, Detached, InterfaceWatch, Offload, Reattach, has_interface, set_offloads,
+};
 pub use castnet_pfc::PfcConfig;
 pub use castnet_wire::{BATCH, Batch, FrameBuf};
 pub use dpdk::DpdkSpec;

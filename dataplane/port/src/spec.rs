@@ -166,6 +166,20 @@ impl PortSpec {
         }
     }
 
+    /// The same port, which is opened without its [interface](Self::interface) if that is not there.
+    pub fn or_absent(self) -> Self {
+        match self {
+            Self::AfPacket(spec) => Self::AfPacket(AfPacketSpec {
+                may_be_absent: true,
+                ..spec
+            }),
+            Self::Marking(inner, config) => Self::Marking(Box::new(inner.or_absent()), config),
+            Self::Faulty(inner, control) => Self::Faulty(Box::new(inner.or_absent()), control),
+            Self::Pfc(inner, config) => Self::Pfc(Box::new(inner.or_absent()), config),
+            other => other,
+        }
+    }
+
     /// True if frames pass through an interface of the kernel, which sees them as well.
     pub fn is_of_kernel(&self) -> bool {
         match self {

@@ -128,5 +128,6 @@ pub fn route_to_proto(route: &Route) -> v1::Route {
         next_hops: hops.collect(),
         replicate: route.replicate,
         copy_to: route.copy_to.iter().map(Ipv4Addr::to_string).collect(),
+        owner: String::new(),
     }
 }

@@ -289,7 +289,7 @@ proptest! {
     #[test]
     fn no_route_panics(prefix in any_text(), replicate: bool, hops in proptest::collection::vec((any::<u32>(), any_text()), 0..4), copy_to in proptest::collection::vec(any_text(), 0..3)) {
         let next_hops = hops.into_iter().map(|(port, mac)| v1::RouteHop { port, mac }).collect();
-        let message = v1::Route { prefix, next_hops, replicate, copy_to };
+        let message = v1::Route { prefix, next_hops, replicate, copy_to, ..Default::default() };
         let _ = routes_from_proto(&[message.clone(), message]);
     }
 

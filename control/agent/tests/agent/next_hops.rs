@@ -27,8 +27,7 @@ async fn a_next_hop_is_found_in_the_routes_or_named() {
     let route = v1::Route {
         prefix: "10.0.0.0/24".into(),
         next_hops: vec![hop],
-        replicate: false,
-        copy_to: Vec::new(),
+        ..Default::default()
     };
     let request = v1::AddRouteRequest { route: Some(route) };
     lab.client.add_route(request).await.unwrap();

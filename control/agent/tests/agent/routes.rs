@@ -4,6 +4,7 @@ use castnet_proto::v1;
 use tonic::Code;
 
 use crate::agent::{Lab, assert_refused, mac};
+use crate::terms::controller_of;
 
 #[tokio::test]
 async fn routes_are_added_replaced_and_removed() {
@@ -14,8 +15,7 @@ async fn routes_are_added_replaced_and_removed() {
             port: at,
             mac: mac(9).to_string(),
         }],
-        replicate: false,
-        copy_to: Vec::new(),
+        ..Default::default()
     };
     let routes = vec![route("10.1.0.0/16", 0), route("10.2.0.0/16", 1)];
     lab.client
@@ -90,6 +90,7 @@ async fn multicast_routes_are_set_within_their_scope_alone() {
         },
         replicate: prefix.starts_with("239.1."),
         copy_to: copy_to.iter().map(ToString::to_string).collect(),
+        ..Default::default()
     };
     let operators = [route("10.1.0.0/16", &[]), route("239.7.0.0/16", &[])];
     for own in &operators {
@@ -172,6 +173,52 @@ async fn multicast_routes_are_set_within_their_scope_alone() {
     }
     let listed = lab.client.list_routes(v1::ListRoutesRequest {}).await.unwrap();
     assert_eq!(listed.into_inner().routes, operators);
+}
+
+/// Two controllers on one programmable router took each other's routes.
+#[tokio::test]
+async fn controllers_leave_the_routes_of_each_other() {
+    let mut lab = Lab::new(|_| {}).await;
+    let (mut a, mut b) = (
+        controller_of(&lab, "a", 1, 1).await,
+        controller_of(&lab, "b", 1, 2).await,
+    );
+    let route = |last: u8| v1::Route {
+        prefix: format!("239.200.0.{last}/32"),
+        copy_to: vec!["10.1.0.7".into()],
+        ..Default::default()
+    };
+    let request = |routes: &[u8]| v1::SetMulticastRoutesRequest {
+        scope: vec!["239.200.0.0/16".into()],
+        routes: routes.iter().map(|last| route(*last)).collect(),
+    };
+    let there = async |lab: &mut Lab| {
+        let listed = lab.client.list_routes(v1::ListRoutesRequest {}).await.unwrap();
+        let routes = listed.into_inner().routes.into_iter();
+        routes
+            .map(|route| (route.prefix, route.owner))
+            .collect::<Vec<_>>()
+    };
+    let named = |all: &[(u8, &str)]| -> Vec<(String, String)> {
+        let each = all.iter();
+        each.map(|(last, owner)| (format!("239.200.0.{last}/32"), (*owner).to_owned()))
+            .collect()
+    };
+    a.set_multicast_routes(request(&[1, 2])).await.unwrap();
+    b.set_multicast_routes(request(&[3])).await.unwrap();
+    assert_eq!(there(&mut lab).await, named(&[(1, "a"), (2, "a"), (3, "b")]));
+    let taken = b.set_multicast_routes(request(&[2, 3])).await;
+    assert_refused(taken, Code::AlreadyExists, "routes", "239.200.0.2/32 is of a");
+    a.set_multicast_routes(request(&[2])).await.unwrap();
+    assert_eq!(there(&mut lab).await, named(&[(2, "a"), (3, "b")]));
+    // An operator decides.
+    let own = v1::AddRouteRequest {
+        route: Some(route(2)),
+    };
+    lab.client.add_route(own).await.unwrap();
+    assert_eq!(there(&mut lab).await, named(&[(2, ""), (3, "b")]));
+    b.set_multicast_routes(request(&[])).await.unwrap();
+    assert_eq!(there(&mut lab).await, []);
 }
 
 /// The sources that hosts may not have are checked, replaced as a whole, and said to the dataplane.

@@ -18,7 +18,7 @@ async fn controller(lab: &Lab, epoch: u64, instance: u64) -> Client {
     controller_of(lab, "us", epoch, instance).await
 }
 
-async fn controller_of(lab: &Lab, owner: &str, epoch: u64, instance: u64) -> Client {
+pub(crate) async fn controller_of(lab: &Lab, owner: &str, epoch: u64, instance: u64) -> Client {
     let term = v1::ControllerTerm {
         owner: owner.into(),
         epoch,

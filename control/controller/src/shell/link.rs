@@ -54,6 +54,8 @@ pub(crate) struct Link {
     routes_turn: tokio::sync::Mutex<()>,
     /// What the switch was told about ports of hosts since it was connected.
     guard: parking_lot::Mutex<Option<v1::SetSourceGuardRequest>>,
+    /// What the log says is wrong with its cables.
+    wrong_links: parking_lot::Mutex<Vec<String>>,
     /// What drivers have asked for since a task last had the turn.
     asked: parking_lot::Mutex<VecDeque<install::Asked>>,
 }
@@ -146,6 +148,7 @@ impl Link {
             look: Notify::new(),
             routes_turn: tokio::sync::Mutex::default(),
             guard: parking_lot::Mutex::default(),
+            wrong_links: parking_lot::Mutex::default(),
             asked: parking_lot::Mutex::default(),
         }
     }
@@ -356,6 +359,11 @@ impl Link {
         let mut core = shared.lock();
         let (stalled, silent) = core.signs.report(&self.config.name, &report, Instant::now());
         let changed = core.facts.report(&self.config.name, report);
+        let wrong = core.facts.wrong_links(&self.config.name);
+        let told = std::mem::replace(&mut *self.wrong_links.lock(), wrong.clone());
+        for wrong in wrong.iter().filter(|wrong| !told.contains(wrong)) {
+            tracing::warn!(switch = self.config.name, "{wrong}");
+        }
         if changed {
             core.links_changed.switches.insert(self.config.name.clone());
             core.links_changed.switches.extend(silent);

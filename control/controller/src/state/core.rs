@@ -40,6 +40,8 @@ pub(crate) struct Core {
     /// Whether there is anybody who gets events.
     pub(crate) is_watched: bool,
     pub(crate) facts: Fabric,
+    /// When each host that has changed its addresses lately may have done so only once.
+    pub(crate) moves: BTreeMap<String, Instant>,
     /// Last report of each switch about itself, and what other owners use of it.
     pub(crate) capabilities: BTreeMap<String, (v1::Capabilities, Usage)>,
     pub(crate) groups: Groups,
@@ -96,6 +98,7 @@ impl Core {
                 switches.clone(),
                 stored.hosts,
             )),
+            moves: BTreeMap::new(),
             capabilities: BTreeMap::new(),
             groups,
             written_off: stored.written_off,

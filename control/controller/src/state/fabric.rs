@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use castnet_topology::{DEFAULT_MTU, End, Link, PORTS_MAX, Topology};
 use serde::{Deserialize, Serialize};
 
+mod cables;
 mod cached;
 
 pub(crate) use cached::Fabric;
@@ -465,7 +466,7 @@ fn unfiled_mtu(topology: &Topology, link: &Link) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     fn port(name: &str, n: u8) -> (u8, PortReport) {
@@ -505,7 +506,7 @@ mod tests {
     }
 
     /// Two switches a:1 - b:1, host h1 at a:0, h2 at b:0; every ARP is flooded over the link.
-    fn facts() -> Facts {
+    pub(super) fn facts() -> Facts {
         let a = SwitchReport {
             ports: [port("a0", 0), port("a1", 1)].into(),
             neighbours: vec![switch_seen(1, "b", "b1"), host_seen(0, 1, 5), host_seen(1, 2, 4)],

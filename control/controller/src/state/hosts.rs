@@ -1,5 +1,7 @@
 //! Hosts that come, change their names, and are forgotten.
 
+use std::time::Duration;
+
 use castnet_rules::HostEndpoint;
 use castnet_wire::MacAddr;
 
@@ -8,6 +10,10 @@ use crate::state::core::Core;
 use crate::state::effect::Effect;
 use crate::state::fabric::HostRecord;
 use crate::state::kinds::Party;
+
+/// Changes of the addresses of a host: so many at once, and then one in each interval.
+const MOVES_AT_ONCE: u32 = 8;
+const MOVE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Core {
     /// Groups that have a party of this host which is as wanted.
@@ -41,6 +47,9 @@ impl Core {
         let before = self.facts.hosts.get(name).cloned();
         if before.as_ref() != Some(&record) {
             self.journal.check_open()?;
+            if before.is_some() {
+                self.check_moves(name)?;
+            }
             let old = self.facts.host_of(*ip, Some(name)).map(str::to_owned);
             if let Some(old) = old.filter(|old| self.gives_way(old, *mac)) {
                 tracing::info!(host = name, old, %ip, "takes over the address of its old name");
@@ -48,6 +57,18 @@ impl Core {
             }
             self.set_host(name, Some(record));
         }
+        Ok(())
+    }
+
+    /// A change of addresses makes the topology anew, for which all calls wait: a host has some at once, and then one in a second.
+    fn check_moves(&mut self, host: &str) -> Result<(), Refusal> {
+        let now = self.now;
+        self.moves.retain(|_, until| *until > now);
+        let until = self.moves.get(host).copied().unwrap_or(now) + MOVE_INTERVAL;
+        if until > now + MOVE_INTERVAL * MOVES_AT_ONCE {
+            return Err(Refusal::TooManyMoves { host: host.into() });
+        }
+        self.moves.insert(host.into(), until);
         Ok(())
     }
 
@@ -76,5 +97,43 @@ impl Core {
         self.journal.stage_host(name, before, now.is_some());
         self.facts.set_host(name, now);
         self.effects.push(Effect::FabricChanged);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use castnet_rules::HostPart;
+    use castnet_wire::Qpn;
+
+    use super::*;
+    use crate::state::core::tests::core;
+
+    /// Each change made the topology anew under the lock.
+    #[test]
+    fn a_host_changes_its_addresses_a_few_times_and_then_once_in_a_second() {
+        let mut core = core(|_| {});
+        let at = |core: &mut Core, name: &str, mac: u8| {
+            let host = HostEndpoint {
+                name: name.into(),
+                ip: [10, 0, 0, 1].into(),
+                mac: MacAddr([2, 0, 0, 0, 0, mac]),
+                qpn: Qpn::new(17),
+                part: HostPart::Plain,
+            };
+            core.know(&host)
+        };
+        for mac in 0..9 {
+            at(&mut core, "h", mac).unwrap();
+        }
+        let refusal = at(&mut core, "h", 9).unwrap_err();
+        assert!(matches!(refusal, Refusal::TooManyMoves { .. }), "{refusal}");
+        at(&mut core, "h", 8).expect("no change");
+        at(&mut core, "other", 0).expect("another host");
+        core.now += Duration::from_secs(1);
+        at(&mut core, "h", 9).unwrap();
+        assert!(at(&mut core, "h", 10).is_err());
+        core.now += Duration::from_secs(8);
+        at(&mut core, "h", 10).unwrap();
+        assert_eq!(core.moves.len(), 1);
     }
 }

@@ -127,6 +127,7 @@ pub(crate) fn switch(
         memory_bytes_max: said.memory_bytes_max,
         memory_bytes_free: said.memory_bytes_max.saturating_sub(used.memory),
         written_off,
+        wrong_links: core.facts.wrong_links(name),
         mcst_prefix: filed.and_then(|s| s.mcst_prefix).map(|prefix| prefix.to_string()),
     }
 }

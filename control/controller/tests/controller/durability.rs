@@ -149,8 +149,9 @@ async fn a_controller_whose_writer_has_panicked_says_so() {
     // The store does not expect that.
     gate.close();
     tokio::time::timeout(PATIENCE, controller.ended()).await.unwrap();
-    controller.stop().await;
-    assert!(asks.await.unwrap().is_err());
+    let asked = tokio::time::timeout(PATIENCE, asks).await.unwrap();
+    assert!(asked.unwrap().is_err());
+    tokio::time::timeout(PATIENCE, controller.stop()).await.unwrap();
 }
 
 /// Clients ask at once, the controller is killed at some moment, and the next one knows what was answered.

@@ -34,7 +34,7 @@ pub(super) struct Sending {
     pub(super) moved: bool,
     /// Of the packet at `acked`. Used only if NAKs are reflected.
     pub(super) refusal: Option<Syndrome>,
-    /// A NAK of the packet at `acked` was served. Until it is acknowledged or a timer has repeated it, no other one is.
+    /// A NAK of the packet at `acked` was served. Until it is acknowledged or a timer has repeated it, no other one of a host is.
     pub(super) nak_served: bool,
     /// End of the wait for a posted receive, while the endpoint is in `rnr_waiting`.
     pub(super) rnr_until: Nanos,

@@ -327,23 +327,26 @@ fn what_goes_again_goes_as_it_is_acknowledged() {
 /// A switch of Mode-II names one PSN for several gaps, and any switch again the packet that it had no room for.
 #[test]
 fn a_nak_that_a_switch_of_another_mode_repeats_is_served_again() {
-    let mut config = TranslatedConfig {
-        slots: 32,
-        ..config(2, 0, false)
-    };
-    let EndpointKind::Rank { is_host, .. } = &mut config.endpoints[0].kind else {
-        unreachable!()
-    };
-    *is_host = false;
-    let mut b = Bench::new(config);
-    b.agree(0, 0, call(AllReduce, 0, 6));
-    for i in 1..=6 {
-        b.data(0, i, false);
-        b.data(1, i, false);
-    }
-    for _ in 0..3 {
-        let sent: Vec<_> = emitted(&b.feedback(0, 2, NAK)).iter().map(|(g, ..)| *g).collect();
-        assert_eq!(sent, [2, 3, 4, 5, 6]);
+    for mode in [CollectiveMode::Translated, CollectiveMode::Augmented] {
+        let mut config = TranslatedConfig {
+            mode,
+            slots: 32,
+            ..config(2, 0, false)
+        };
+        let EndpointKind::Rank { is_host, .. } = &mut config.endpoints[0].kind else {
+            unreachable!()
+        };
+        *is_host = false;
+        let mut b = Bench::new(config);
+        b.agree(0, 0, call(AllReduce, 0, 6));
+        for i in 1..=6 {
+            b.data(0, i, false);
+            b.data(1, i, false);
+        }
+        for _ in 0..3 {
+            let sent: Vec<_> = emitted(&b.feedback(0, 2, NAK)).iter().map(|(g, ..)| *g).collect();
+            assert_eq!(sent, [2, 3, 4, 5, 6]);
+        }
     }
 }
 

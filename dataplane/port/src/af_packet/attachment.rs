@@ -17,6 +17,9 @@ const RETRY_INTERVAL: Nanos = Nanos::from_secs(1);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum Detached {
+    /// It was not there when the port was opened.
+    #[error("there is no interface of this name yet")]
+    Absent,
     /// It was deleted, or moved to another network namespace.
     #[error("the interface is gone")]
     Gone,
@@ -41,6 +44,8 @@ pub(super) struct Sight {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Attachment {
     detached: Option<Detached>,
+    /// It has had an interface.
+    was_bound: bool,
     /// The interface that was refused last, and the time of the next attempt.
     retry: Option<(u32, Nanos)>,
 }
@@ -59,6 +64,7 @@ impl Attachment {
     /// Takes a reading. Returns the index of the interface to open sockets on. Then [`Attachment::handle_opened`] follows.
     pub(super) fn handle_sight(&mut self, now: Nanos, sight: &Sight) -> Option<u32> {
         let bound = sight.bound.as_ref();
+        self.was_bound |= bound.is_some();
         let was_attached = self.detached.is_none();
         if was_attached && bound.is_some_and(|(index, _)| sight.named == Some(*index)) {
             return None;
@@ -66,7 +72,8 @@ impl Attachment {
         if was_attached || sight.named.is_none() {
             self.detached = Some(match bound {
                 Some((_, name)) => Detached::Renamed { to: name.clone() },
-                None => Detached::Gone,
+                None if self.was_bound => Detached::Gone,
+                None => Detached::Absent,
             });
         }
         let due = |retry: &(u32, Nanos)| sight.named != Some(retry.0) || now >= retry.1;

@@ -33,7 +33,7 @@ impl Interface {
     pub(super) fn find(spec: &AfPacketSpec) -> Result<Self, OpenError> {
         let name = spec.interface.as_str();
         let index = if_nametoindex(name).map_err(|_| OpenError::NoSuchInterface(spec.interface.clone()))?;
-        let control = sys::packet_socket().map_err(failed(spec, "socket", GENERAL))?;
+        let control = Self::control(spec)?;
         sys::bind(&control, index, false).map_err(failed(spec, "bind", GENERAL))?;
         Ok(Self {
             mac: sys::mac(&control, name).map_err(failed(spec, "read the address", GENERAL))?,
@@ -41,6 +41,11 @@ impl Interface {
             control: Arc::new(control),
             index,
         })
+    }
+
+    /// A socket for questions to the kernel.
+    pub(super) fn control(spec: &AfPacketSpec) -> Result<OwnedFd, OpenError> {
+        sys::packet_socket().map_err(failed(spec, "socket", GENERAL))
     }
 }
 

@@ -365,7 +365,7 @@ impl Server {
             // It may have given up an earlier one, which another thread closes.
             if let Some(connection) = listening.accept()
                 && connection.send(&hello(), None).is_ok()
-                && expect(&connection, || victim.poll()).is_some()
+                && matches!(expect(&connection, || victim.poll()), Some((Message::Init(_), _)))
             {
                 break connection;
             }

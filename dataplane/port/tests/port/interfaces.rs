@@ -36,9 +36,13 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
+        Self::of(AfPacketSpec::new("v0"))
+    }
+
+    fn of(spec: AfPacketSpec) -> Self {
         let pool = pool();
-        let mut port = open("v0", &pool);
-        let sender = AfPacketSpec::new("v0").open(&pool, Sides::Send).unwrap();
+        let mut port = spec.open(&pool, Sides::Both).unwrap();
+        let sender = spec.open(&pool, Sides::Send).unwrap();
         let at_port = sleeper_for(&mut port);
         let sides = vec![port.reattach().unwrap(), sender.reattach().unwrap()];
         // A port without an interface is never reported.
@@ -187,6 +191,34 @@ fn a_port_works_again_on_an_interface_that_is_made_again() {
         }
         let stats = scene.port.stats();
         assert_eq!((stats.rx_frames, stats.tx_frames), (4, 4));
+    });
+}
+
+/// A NIC is found late, or was replaced by one of another name.
+#[test]
+fn a_port_that_is_opened_without_its_interface_works_once_there_is_one() {
+    in_namespace(|| {
+        let mut scene = Scene::of(AfPacketSpec {
+            may_be_absent: true,
+            ..AfPacketSpec::new("v0")
+        });
+        assert_eq!(
+            scene.report().as_deref(),
+            Some("there is no interface of this name yet")
+        );
+        scene.drops_frames();
+        let before = scene.port.info();
+        assert_eq!(
+            (scene.sender.info().mac, before.mac.0[0], before.mtu),
+            (before.mac, 2, 1500)
+        );
+        veth("v0", "v1", 4200);
+        assert_eq!(scene.report(), None);
+        scene.passes_frames("v1");
+        scene.port.poll(Nanos::from_secs(1));
+        assert_eq!((scene.port.info().mac, scene.port.mtu()), (before.mac, 4200));
+        ip("link delete v0");
+        assert_eq!(scene.report().as_deref(), GONE);
     });
 }
 

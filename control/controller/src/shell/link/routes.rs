@@ -33,19 +33,27 @@ impl Link {
             Some(address) => vec![address.into()],
             None => {
                 let listed = call(within, client.list_routes(v1::ListRoutesRequest {})).await?;
-                let routes = listed
-                    .routes
-                    .iter()
-                    .filter_map(|route| route_from_proto(Some(route)).ok());
+                let routes = listed.routes.iter().filter_map(|route| {
+                    let known = route_from_proto(Some(route)).ok()?;
+                    Some((route.owner.as_str(), known))
+                });
                 let is_ours = |prefix: &Ipv4Net| wanted.scope.iter().any(|scope| scope.contains(prefix));
-                let (mut differ, mut same) = (BTreeSet::new(), BTreeSet::new());
-                for route in routes.filter(|route| is_ours(&route.prefix)) {
-                    match wanted.routes.get(&route.prefix) == Some(&route) {
-                        true => same.insert(route.prefix),
-                        false => differ.insert(route.prefix),
+                let (mut differ, mut stay) = (BTreeSet::new(), BTreeSet::new());
+                for (owner, route) in routes.filter(|(_, route)| is_ours(&route.prefix)) {
+                    let (prefix, switch) = (route.prefix, &self.config.name);
+                    let (is_wanted, is_foreign) = (
+                        wanted.routes.get(&prefix),
+                        !["", shared.owner.as_str()].contains(&owner),
+                    );
+                    match is_wanted == Some(&route) || is_foreign {
+                        true => stay.insert(prefix),
+                        false => differ.insert(prefix),
                     };
+                    if is_foreign && is_wanted.is_some_and(|wanted| *wanted != route) {
+                        tracing::warn!(switch, %prefix, owner, "another controller has set this route, which stays");
+                    }
                 }
-                differ.extend(wanted.routes.keys().filter(|prefix| !same.contains(*prefix)));
+                differ.extend(wanted.routes.keys().filter(|prefix| !stay.contains(*prefix)));
                 differ.into_iter().collect()
             }
         };

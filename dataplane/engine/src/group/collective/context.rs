@@ -433,3 +433,54 @@ pub struct CollectiveGroupStatus {
     /// Bytes of group memory that the group uses.
     pub memory_bytes: usize,
 }
+
+#[cfg(test)]
+mod tests {
+    use castnet_rules::HostEndpoint;
+
+    use super::*;
+
+    /// A switch may repeat a NAK on purpose, also one that is as a host.
+    #[test]
+    fn only_a_host_is_a_host() {
+        let start = Psn::new(7);
+        let (sq_psn, rq_psn) = (Psn::new(1), Psn::new(2));
+        let host = HostEndpoint {
+            name: "h".into(),
+            ip: [10, 0, 0, 1].into(),
+            mac: MacAddr([2; 6]),
+            qpn: Qpn::new(17),
+            part: RankPart {
+                rank: 3,
+                sq_psn,
+                rq_psn,
+            }
+            .into(),
+        };
+        let switch = |mode| NextHop::Switch {
+            name: "s".into(),
+            ip: None,
+            mac: MacAddr([2; 6]),
+            qpn: Qpn::new(5),
+            ranks: vec![3, 4],
+            mode,
+            core: None,
+        };
+        let rank = |sq_psn, rq_psn, is_host| EndpointKind::Rank {
+            rank: 3,
+            sq_psn,
+            rq_psn,
+            is_host,
+        };
+        for (hop, kind) in [
+            (NextHop::Host(host), rank(sq_psn, rq_psn, true)),
+            (
+                switch(Some(CollectiveMode::Terminated)),
+                rank(start, start, false),
+            ),
+            (switch(None), EndpointKind::Switch),
+        ] {
+            assert_eq!(endpoint_kind(&hop, start), kind);
+        }
+    }
+}

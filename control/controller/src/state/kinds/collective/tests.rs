@@ -402,9 +402,13 @@ fn ranks_join_and_come_back_with_a_time_out_that_they_may_not_choose() {
         join.settings.ack_timeout_us = Some(524);
         join
     };
-    let refusal = core.seat_rank(short("new", 0), "h0").map(drop).unwrap_err();
-    assert!(matches!(refusal, Refusal::Invalid(_)), "{refusal:?}");
-    assert!(core.collective("new").is_err());
+    let mut stalls = join("new", 0, 2, "");
+    stalls.settings.stall_timeout_ms = Some(99);
+    for refused in [short("new", 0), stalls] {
+        let refusal = core.seat_rank(refused, "h0").map(drop).unwrap_err();
+        assert!(matches!(refusal, Refusal::Invalid(_)), "{refusal:?}");
+        assert!(core.collective("new").is_err());
+    }
 
     core.seat_rank(join("job", 0, 2, ""), "h0").map(drop).unwrap();
     core.try_change("job", |r| match &mut r.kind {

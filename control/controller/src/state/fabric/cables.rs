@@ -1,0 +1,100 @@
+//! Cables that are not as the topology file has them.
+
+use castnet_topology::{End, SwitchKind};
+
+use super::{Facts, NeighbourReport, Reach};
+
+impl Facts {
+    /// What is wrong with each cable of a switch that is not as the file has it. A plain switch or a router passes LLDP frames on, or has a
+    /// name of its own in them: what is seen behind one says nothing.
+    pub(crate) fn wrong_links(&self, switch: &str) -> Vec<String> {
+        let (Some(file), Some((Reach::Up, report))) = (&self.file, self.switches.get(switch)) else {
+            return Vec::new();
+        };
+        let wrong = |neighbour: &NeighbourReport| {
+            let seen = self.far_end(neighbour)?;
+            let near = End::port(switch, neighbour.port);
+            let link = file.link_at(&near).and_then(|id| file.link(id));
+            let filed = link.map(|link| if link.a == near { &link.b } else { &link.a });
+            let expected = match filed {
+                Some(filed) if *filed == seen => return None,
+                Some(End::Switch { switch, .. }) if file.switch(switch)?.kind != SwitchKind::Castnet => {
+                    return None;
+                }
+                Some(End::Switch { switch, port }) => {
+                    format!("port {} of {switch}", self.port_name(switch, *port))
+                }
+                Some(End::Host(host)) => format!("host {host}"),
+                None => "nothing".into(),
+            };
+            let End::Switch { switch: far, port } = &seen else {
+                return None;
+            };
+            let (here, there) = (self.port_name(switch, neighbour.port), self.port_name(far, *port));
+            Some(format!(
+                "port {here} leads to port {there} of {far}, and to {expected} in the topology file"
+            ))
+        };
+        report.neighbours.iter().filter_map(wrong).collect()
+    }
+
+    /// The name of a port, or its number.
+    fn port_name(&self, switch: &str, port: u8) -> String {
+        let said = self
+            .switches
+            .get(switch)
+            .and_then(|(_, report)| report.ports.get(&port));
+        said.map_or_else(|| port.to_string(), |said| said.name.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use castnet_topology::{DEFAULT_MTU, Topology};
+
+    use super::super::tests::facts;
+    use super::*;
+
+    #[test]
+    fn cables_that_are_not_as_in_the_file_are_named() {
+        let mut facts = facts();
+        assert!(facts.wrong_links("a").is_empty(), "there is no file");
+        let file = |links: &[(&str, u8, &str, u8)]| {
+            let mut file = Topology::new();
+            for switch in ["a", "b", "c"] {
+                file.add_switch(
+                    switch,
+                    (0..4).map(|port| (port, [6, 0, 0, 1, switch.as_bytes()[0], port])),
+                )
+                .unwrap();
+            }
+            file.add_plain("p", 4).unwrap();
+            file.add_host("h9", None, None).unwrap();
+            for (near, port, far, far_port) in links {
+                let far = match *far {
+                    "h9" => End::host("h9"),
+                    far => End::port(far, *far_port),
+                };
+                file.connect(End::port(*near, *port), far, DEFAULT_MTU).unwrap();
+            }
+            Some(file)
+        };
+        let seen = "port a1 leads to port b1 of b, and to";
+        for (links, wrong) in [
+            (&[("a", 1, "b", 1)][..], None),
+            // Another port, another switch, a host, nothing.
+            (&[("a", 1, "b", 0)], Some("port b0 of b")),
+            (&[("a", 1, "c", 1), ("b", 1, "a", 0)], Some("port 1 of c")),
+            (&[("a", 1, "h9", 0)], Some("host h9")),
+            (&[], Some("nothing")),
+            // It may pass on what others say.
+            (&[("a", 1, "p", 0), ("p", 1, "b", 1)], None),
+        ] {
+            facts.file = file(links);
+            let expected = wrong.map(|wrong| format!("{seen} {wrong} in the topology file"));
+            assert_eq!(facts.wrong_links("a"), Vec::from_iter(expected));
+        }
+        facts.switches.get_mut("a").unwrap().0 = Reach::Down("gone".into());
+        assert!(facts.wrong_links("a").is_empty(), "its last word");
+    }
+}
