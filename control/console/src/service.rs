@@ -231,6 +231,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_service_that_ends_by_itself_has_failed_also_at_a_signal() {
+        use nix::sys::signal::Signal;
         use std::future::{pending, ready};
         let mut reloads = Reloads::catch().expect("a signal");
         let reload = async || Ok(());
@@ -239,7 +240,7 @@ mod tests {
         assert!(stopped.is_ok());
         let ended = until_stopped(ready(()), ready(dead()), &mut reloads, reload).await;
         assert_eq!(ended.expect_err("a failure").what, "dead");
-        nix::sys::signal::raise(nix::sys::signal::SIGHUP).expect("a signal");
+        nix::sys::signal::raise(Signal::SIGHUP).expect("a signal");
         let failed = until_stopped(pending(), pending(), &mut reloads, async || Err(dead())).await;
         assert_eq!(failed.expect_err("a failure").what, "dead");
     }
