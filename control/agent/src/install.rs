@@ -29,7 +29,8 @@ impl Owners {
             .check(term, |owner| groups.values().any(|of| of == owner))
     }
 
-    /// Sets the routes of an owner within a scope. Those of other controllers stay. Returns how many were added or changed, and removed.
+    /// Sets the routes of an owner within a scope. Those of groups of other controllers stay. Routes with next hops, as of relays, have no
+    /// owner: they follow from the fabric, and are the same for all controllers. Returns how many were added or changed, and removed.
     pub(crate) fn set_routes(
         &mut self,
         dataplane: &Dataplane,
@@ -45,10 +46,16 @@ impl Owners {
             let other = self.routes.get(&route.prefix).filter(|owner| others(owner))?;
             Some((route, other))
         }) {
-            let reason = format!("the route to {} is of {other}", route.prefix);
+            let reason = format!(
+                "the route to {} is of {other} (if it does not return: castnet group purge --owner {other})",
+                route.prefix
+            );
             return Err(refuse(Code::AlreadyExists, "routes", reason));
         }
-        let given: Vec<Ipv4Net> = routes.iter().map(|route| route.prefix).collect();
+        let own_routes = routes
+            .iter()
+            .filter(|route| !owner.is_empty() && !route.copy_to.is_empty());
+        let own_routes: Vec<_> = own_routes.map(|route| (route.prefix, owner.to_owned())).collect();
         let kept = dataplane.routes().into_iter().filter(|route| {
             let owner = self.routes.get(&route.prefix);
             is_within(&route.prefix) && owner.is_some_and(|owner| others(owner))
@@ -58,10 +65,7 @@ impl Owners {
         let done = done.map_err(|error| route_refused(error, |routes| routes))?;
         self.routes
             .retain(|prefix, owner| !is_within(prefix) || others(owner));
-        if !owner.is_empty() {
-            let given = given.into_iter().map(|prefix| (prefix, owner.to_owned()));
-            self.routes.extend(given);
-        }
+        self.routes.extend(own_routes);
         Ok(done)
     }
 }

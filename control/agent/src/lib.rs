@@ -63,7 +63,7 @@ pub(crate) struct Shared {
 pub(crate) struct Owners {
     /// The owner of each group; no entry: an operator.
     pub(crate) groups: BTreeMap<McstId, String>,
-    /// The controller that has set each multicast route; no entry: an operator.
+    /// The controller that has set the route of a group to copy its packets.
     pub(crate) routes: BTreeMap<Ipv4Net, String>,
     pub(crate) terms: Terms,
 }

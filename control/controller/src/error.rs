@@ -243,7 +243,7 @@ impl Refusal {
             Self::McstIdTaken { .. } | Self::McstIdWrittenOff { .. } => (Code::AlreadyExists, "mcst_id"),
             Self::McstIdNotOwn { .. } => (Code::InvalidArgument, "mcst_id"),
             Self::TooManyPlans { .. } => (Code::ResourceExhausted, "group"),
-            Self::TooManyMoves { .. } => (Code::ResourceExhausted, "host"),
+            Self::TooManyMoves { .. } => (Code::Unavailable, "host"),
             Self::PoolExhausted { .. } => (Code::ResourceExhausted, "mcst_id"),
             Self::Quota { .. } => (Code::ResourceExhausted, "tenant"),
             Self::HostQuota { .. } => (Code::ResourceExhausted, "host_groups"),

@@ -137,8 +137,8 @@ fn allow_absent_interfaces(config: &mut DataplaneConfig) {
                 interface,
                 "there is no interface of this name: the port is down until there is one"
             );
+            port.spec.set_absent();
         }
-        port.spec = port.spec.clone().or_absent();
     }
 }
 
@@ -165,25 +165,27 @@ mod tests {
 
     #[test]
     fn an_interface_may_be_missing_unless_all_are() {
-        let allows = |ports: &[&str]| {
+        let absent = |ports: &[&str]| {
             let config = SwitchConfig {
                 ports: ports.iter().map(|port| port.parse().expect("a port")).collect(),
                 ..SwitchConfig::default()
             };
             let mut config = dataplane_config(&config).expect("a configuration");
             allow_absent_interfaces(&mut config);
-            let is_allowed = |port: &PortConfig| match &port.spec {
-                PortSpec::AfPacket(spec) => spec.may_be_absent,
-                PortSpec::Faulty(inner, _) => {
-                    matches!(&**inner, PortSpec::AfPacket(spec) if spec.may_be_absent)
-                }
-                _ => true,
-            };
-            config.ports.iter().all(is_allowed)
+            let is_absent = |spec: &PortSpec| matches!(spec, PortSpec::AfPacket(spec) if spec.is_absent);
+            let ports = config.ports.iter();
+            let ports = ports.map(|port| match &port.spec {
+                PortSpec::Faulty(inner, _) => is_absent(inner),
+                spec => is_absent(spec),
+            });
+            ports.collect::<Vec<_>>()
         };
-        assert!(allows(&["a=lo", "b=nosuch0", "c=nosuch1,loss=1%"]));
-        assert!(allows(&["a=memory:a", "b=nosuch0"]));
-        assert!(!allows(&["a=nosuch0", "b=nosuch1"]));
+        assert_eq!(
+            absent(&["a=lo", "b=nosuch0", "c=nosuch1,loss=1%"]),
+            [false, true, true]
+        );
+        assert_eq!(absent(&["a=memory:a", "b=nosuch0"]), [false, true]);
+        assert_eq!(absent(&["a=nosuch0", "b=nosuch1"]), [false, false]);
     }
 
     /// The unit may write at a few places only.

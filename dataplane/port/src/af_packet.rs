@@ -14,7 +14,8 @@
 //! - RoCE frames that arrive are hidden from the kernel's IP stack, which would otherwise route each of them
 //!   in vain. This needs Linux 6.6 and CAP_NET_ADMIN.
 //! - One thread receives. Each sending thread has its own socket.
-//! - The port follows changes of the interface's MTU up to the MTU at opening, which sizes the slots of the ring.
+//! - The port follows changes of the interface's MTU up to the MTU at opening, which sizes the slots of the ring; 9000 if it is opened
+//!   without its interface.
 //! - The interface may be deleted, renamed and made again, and be absent at first: [`InterfaceWatch`] moves the port to the interface
 //!   that has its name. The port keeps its Ethernet address, which is in rules, routes and tables of its neighbours.
 
@@ -61,9 +62,9 @@ const SEND_BUFFER_MIN: usize = 1 << 19;
 /// Interval of reading the interface's MTU. A lower MTU is also detected by the first frame that the kernel refuses. Super-frames
 /// that were refused are tried again as often.
 const MTU_INTERVAL: Nanos = Nanos::from_millis(50);
-/// Of a port that is opened without its interface: the MTU that it reports, and the largest that it can have.
-const ABSENT_MTU: usize = 1500;
-const ABSENT_MTU_MAX: usize = 9000;
+/// The largest MTU of a port that is opened without its interface. It reports this one meanwhile: a smaller one would keep groups from a
+/// switch whose other ports they fit.
+const ABSENT_MTU: usize = 9000;
 
 /// A network interface and its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,9 +86,9 @@ pub struct AfPacketSpec {
     pub share_roce: bool,
     /// True to send runs of RoCE packets as super-frames.
     pub segmentation: bool,
-    /// True to open the port without an interface if none has the name: the port is down until an [`InterfaceWatch`] finds one. Its
-    /// Ethernet address is drawn then.
-    pub may_be_absent: bool,
+    /// True to open the port without its interface: it is down until an [`InterfaceWatch`] finds one. Its Ethernet address is drawn, the same in
+    /// all threads.
+    pub is_absent: bool,
 }
 
 impl AfPacketSpec {
@@ -102,7 +103,7 @@ impl AfPacketSpec {
             keep_offloads: false,
             share_roce: false,
             segmentation: true,
-            may_be_absent: false,
+            is_absent: false,
         }
     }
 
@@ -118,35 +119,36 @@ impl AfPacketSpec {
     /// Opens the port for the thread that owns `pool`.
     ///
     /// # Errors
-    /// The interface does not exist, the process has no permission, or the kernel rejected a step of the setup.
+    /// The interface does not exist (unless it [`is_absent`](Self::is_absent)), the process has no permission, or the kernel rejected a step
+    /// of the setup.
     pub fn open(&self, pool: &Pool, sides: Sides) -> Result<AfPacketPort, OpenError> {
         let longest = pool.frame_max().saturating_sub(frame_max(0));
-        let (mac, mtu, mtu_max, control, sockets) = match Interface::find(self) {
-            Err(OpenError::NoSuchInterface(name)) if self.may_be_absent => {
+        let (mac, mtu, control, sockets) = match self.is_absent {
+            true => {
                 let control = Arc::new(Interface::control(self)?);
-                let (mtu, mtu_max) = (ABSENT_MTU.min(longest), ABSENT_MTU_MAX.min(longest));
-                (drawn_mac(&name), mtu, mtu_max, control, None)
+                let mac = drawn_mac(&self.interface);
+                (mac, ABSENT_MTU.min(longest), control, None)
             }
-            found => {
-                let interface = found?;
+            false => {
+                let interface = Interface::find(self)?;
                 let (mac, mtu) = (interface.mac, interface.mtu.min(longest));
                 let sockets = Sockets::open(self, sides, interface, mtu, mac)?;
-                (mac, mtu, mtu, sockets.control.clone(), Some(Box::new(sockets)))
+                (mac, mtu, sockets.control.clone(), Some(Box::new(sockets)))
             }
         };
-        let reattach = Reattach::new(self.clone(), sides, mtu_max, mac, control);
+        let reattach = Reattach::new(self.clone(), sides, mtu, mac, control);
         reattach.set_speed(sockets.as_ref().and_then(|_| reattach.read_speed()));
         Ok(AfPacketPort {
             interface: self.interface.clone(),
             mac,
             mtu,
-            mtu_max,
+            mtu_max: mtu,
             next_mtu_check: Nanos::ZERO,
             receives: sides.receives(),
             file: WakeFile::new(sockets.as_ref().and_then(|sockets| sockets.file())),
             sockets,
             reattach: Arc::new(reattach),
-            arena: vec![0; SEND_MAX * frame_max(mtu_max).max(IN_PLACE_MIN)].into(),
+            arena: vec![0; SEND_MAX * frame_max(mtu).max(IN_PLACE_MIN)].into(),
             unsent: ArrayVec::new(),
             pool: pool.clone(),
             stats: PortStats::default(),

@@ -166,17 +166,12 @@ impl PortSpec {
         }
     }
 
-    /// The same port, which is opened without its [interface](Self::interface) if that is not there.
-    pub fn or_absent(self) -> Self {
+    /// Opens the port without its [interface](Self::interface).
+    pub fn set_absent(&mut self) {
         match self {
-            Self::AfPacket(spec) => Self::AfPacket(AfPacketSpec {
-                may_be_absent: true,
-                ..spec
-            }),
-            Self::Marking(inner, config) => Self::Marking(Box::new(inner.or_absent()), config),
-            Self::Faulty(inner, control) => Self::Faulty(Box::new(inner.or_absent()), control),
-            Self::Pfc(inner, config) => Self::Pfc(Box::new(inner.or_absent()), config),
-            other => other,
+            Self::AfPacket(spec) => spec.is_absent = true,
+            Self::Marking(inner, _) | Self::Faulty(inner, _) | Self::Pfc(inner, _) => inner.set_absent(),
+            _ => {}
         }
     }
 

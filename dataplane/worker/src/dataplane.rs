@@ -483,9 +483,13 @@ impl Dataplane {
                 groups.find(|group| GroupKey::of_group(&group.rule).any(|key| key == from))
             }
         };
-        let config = worker::engine_config(&self.shared.config, &self.shared.links);
+        let (mut config, infos) = (
+            worker::engine_config(&self.shared.config, &self.shared.links),
+            self.shared.infos_now(),
+        );
+        config.ports.clone_from(&infos);
         let mut dry = Box::new(DryRun::new(&config, port, frame.to_vec(), |key| {
-            Context::compile_dry(&group_of(key)?.rule, &self.shared.infos).ok()
+            Context::compile_dry(&group_of(key)?.rule, &infos).ok()
         }));
         let owner = GroupKey::of_frame(frame)
             .and_then(group_of)

@@ -1,6 +1,6 @@
 //! Removal of all groups of one owner from switches: what a controller that does not return has left there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_console::api;
 use castnet_console::columns;
@@ -121,6 +121,8 @@ struct Unfinished {
 struct PurgedEverywhere {
     owner: Option<String>,
     groups: Vec<LeftLine>,
+    /// Multicast addresses of groups that programmable routers copy.
+    routes: Vec<String>,
     /// False: nothing was removed yet.
     removed: bool,
     /// Switches that may have more.
@@ -138,7 +140,7 @@ impl PurgedEverywhere {
             let what = format!("these switches may have more of them: {}", switches.join(", "));
             return Err(Failure::unreachable(what).next("do it again when they can be reached"));
         }
-        match (&self.owner, self.groups.is_empty()) {
+        match (&self.owner, self.groups.is_empty() && self.routes.is_empty()) {
             (Some(owner), true) => Err(Failure::refused(format!(
                 "no switch has groups of {}",
                 owner_text(owner)
@@ -156,11 +158,17 @@ impl Report for PurgedEverywhere {
             Some(owner) => format!("of {}", owner_text(owner)),
         };
         page.rows(&self.groups, &format!("no switch that answered has groups {of}"));
+        if !self.routes.is_empty() {
+            page.line(format!(
+                "Routes in programmable routers: {}",
+                self.routes.join(" ")
+            ));
+        }
         for Unfinished { switch, reason } in &self.unfinished {
             page.line(format!("switch {switch} may have more: {reason}"));
         }
         match (&self.owner, self.removed) {
-            _ if self.groups.is_empty() => {}
+            _ if self.groups.is_empty() && self.routes.is_empty() => {}
             (_, true) => page.line("These were removed."),
             (None, _) => page.line("castnet group purge --owner NAME says what would be removed"),
             (Some(_), _) => page.line(format!(
@@ -183,8 +191,9 @@ pub(super) async fn everywhere(
     };
     let switches = controller.purge_groups(request).await?.into_inner().switches;
     let mut groups: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
-    let mut unfinished = Vec::new();
+    let (mut routes, mut unfinished) = (BTreeSet::new(), Vec::new());
     for left in switches {
+        routes.extend(left.routes);
         for group in left.groups.into_iter().filter(|g| g.removed == is_meant) {
             let on = groups.entry((group.owner, group.name)).or_default();
             on.push(left.switch_name.clone());
@@ -204,6 +213,7 @@ pub(super) async fn everywhere(
     let report = PurgedEverywhere {
         owner,
         groups: groups.into_iter().map(line).collect(),
+        routes: routes.into_iter().collect(),
         removed: is_meant,
         unfinished,
     };
@@ -223,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_purge_that_finds_nothing_to_remove_is_refused() {
-        let verdict = |removed, groups: &[&str], unfinished: &[&str]| {
+        let verdict = |removed, groups: &[&str], routes: &[&str], unfinished: &[&str]| {
             let line = |group: &&str| LeftLine {
                 owner: String::new(),
                 group: (*group).to_owned(),
@@ -236,16 +246,18 @@ mod tests {
             let report = PurgedEverywhere {
                 owner: Some(String::new()),
                 groups: groups.iter().map(line).collect(),
+                routes: routes.iter().map(ToString::to_string).collect(),
                 removed,
                 unfinished: unfinished.iter().map(unreached).collect(),
             };
             report.verdict().map_err(|failure| (failure.code(), failure.what))
         };
         let nothing = "no switch has groups of operator".to_owned();
-        assert_eq!(verdict(true, &[], &[]), Err((3, nothing)));
+        assert_eq!(verdict(true, &[], &[], &[]), Err((3, nothing)));
         let more = "these switches may have more of them: leaf1".to_owned();
-        assert_eq!(verdict(true, &[], &["leaf1"]), Err((4, more)));
-        assert_eq!(verdict(true, &["g"], &[]), Ok(()));
-        assert_eq!(verdict(false, &[], &["leaf1"]), Ok(()));
+        assert_eq!(verdict(true, &[], &[], &["leaf1"]), Err((4, more)));
+        assert_eq!(verdict(true, &["g"], &[], &[]), Ok(()));
+        assert_eq!(verdict(true, &[], &["239.200.0.0/32"], &[]), Ok(()));
+        assert_eq!(verdict(false, &[], &[], &["leaf1"]), Ok(()));
     }
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
+use tonic::Code;
 
-use super::link::CHANGES_TOGETHER;
+use super::link::{CHANGES_TOGETHER, SwitchError};
 use super::shared::Shared;
 use crate::state::core::Core;
 use crate::state::kinds::multicast::replan;
@@ -104,6 +105,9 @@ pub(crate) async fn refine_soon(shared: Arc<Shared>, name: String) {
         if let Err(error) = link.sync_routes(&shared, Some(address)).await {
             tracing::warn!(group = name, router, %error, "stays on the addresses of the static core");
             let mut core = shared.lock();
+            if matches!(&error, SwitchError::Refused(status) if status.code() == Code::AlreadyExists) {
+                core.multicast_routes.is_of_another(address);
+            }
             core.multicast_routes.settle(address);
             return multicast_routes::sweep_soon(&mut core);
         }

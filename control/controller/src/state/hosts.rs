@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use castnet_rules::HostEndpoint;
 use castnet_wire::MacAddr;
+use tokio::time::Instant;
 
 use crate::error::Refusal;
 use crate::state::core::Core;
@@ -14,6 +15,15 @@ use crate::state::kinds::Party;
 /// Changes of the addresses of a host: so many at once, and then one in each interval.
 const MOVES_AT_ONCE: u32 = 8;
 const MOVE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Other addresses of a host.
+pub(crate) struct HostChange {
+    record: HostRecord,
+    /// The name that it had before.
+    old: Option<String>,
+    /// See [`Core::moves`]. `None`: it is new.
+    until: Option<Instant>,
+}
 
 impl Core {
     /// Groups that have a party of this host which is as wanted.
@@ -36,39 +46,50 @@ impl Core {
             && self.groups_with(old, |party, _| party.ends.is_some()).is_empty()
     }
 
-    /// Notes the addresses of a host. The host that had them before is forgotten, see [`Core::gives_way`].
-    pub(crate) fn know(&mut self, endpoint: &HostEndpoint) -> Result<(), Refusal> {
+    /// What changes with the addresses of a host, if it may. A change makes the topology anew, for which all calls wait: a host has some at once,
+    /// and then one in a second.
+    pub(crate) fn host_change(&self, endpoint: &HostEndpoint) -> Result<Option<HostChange>, Refusal> {
         let HostEndpoint { name, ip, mac, .. } = endpoint;
+        let (host, mac) = (name.clone(), *mac);
         let record = HostRecord {
-            name: name.clone(),
+            name: host.clone(),
             ip: *ip,
             mac: mac.0,
         };
-        let before = self.facts.hosts.get(name).cloned();
-        if before.as_ref() != Some(&record) {
-            self.journal.check_open()?;
-            if before.is_some() {
-                self.check_moves(name)?;
-            }
-            let old = self.facts.host_of(*ip, Some(name)).map(str::to_owned);
-            if let Some(old) = old.filter(|old| self.gives_way(old, *mac)) {
-                tracing::info!(host = name, old, %ip, "takes over the address of its old name");
-                self.set_host(&old, None);
-            }
-            self.set_host(name, Some(record));
+        let before = self.facts.hosts.get(name);
+        if before == Some(&record) {
+            return Ok(None);
         }
-        Ok(())
+        self.journal.check_open()?;
+        let old = self.facts.host_of(*ip, Some(name));
+        let old = old.filter(|old| self.gives_way(old, mac)).map(str::to_owned);
+        let is_new = before.is_none() && old.is_none();
+        let until = (!is_new).then(|| {
+            let until = self.moves.get(name).copied();
+            until.unwrap_or(self.now).max(self.now) + MOVE_INTERVAL
+        });
+        if until.is_some_and(|until| until > self.now + MOVE_INTERVAL * MOVES_AT_ONCE) {
+            return Err(Refusal::TooManyMoves { host });
+        }
+        Ok(Some(HostChange { record, old, until }))
     }
 
-    /// A change of addresses makes the topology anew, for which all calls wait: a host has some at once, and then one in a second.
-    fn check_moves(&mut self, host: &str) -> Result<(), Refusal> {
-        let now = self.now;
-        self.moves.retain(|_, until| *until > now);
-        let until = self.moves.get(host).copied().unwrap_or(now) + MOVE_INTERVAL;
-        if until > now + MOVE_INTERVAL * MOVES_AT_ONCE {
-            return Err(Refusal::TooManyMoves { host: host.into() });
+    /// Notes the addresses of a host. The host that had them before is forgotten, see [`Core::gives_way`].
+    pub(crate) fn know(&mut self, endpoint: &HostEndpoint) -> Result<(), Refusal> {
+        let Some(HostChange { record, old, until }) = self.host_change(endpoint)? else {
+            return Ok(());
+        };
+        let name = &endpoint.name;
+        if let Some(until) = until {
+            let now = self.now;
+            self.moves.retain(|_, until| *until > now);
+            self.moves.insert(name.clone(), until);
         }
-        self.moves.insert(host.into(), until);
+        if let Some(old) = old {
+            tracing::info!(host = name, old, ip = %record.ip, "takes over the address of its old name");
+            self.set_host(&old, None);
+        }
+        self.set_host(name, Some(record));
         Ok(())
     }
 

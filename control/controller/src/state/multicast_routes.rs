@@ -29,6 +29,8 @@ pub(crate) struct MulticastRoutes {
     undecided: BTreeSet<Tor>,
     /// By address, groups of which programmable routers make copies.
     groups: BTreeMap<Ipv4Addr, CoreGroup>,
+    /// Addresses of which another controller has routes.
+    foreign: BTreeSet<Ipv4Addr>,
     /// The address given out last: the search continues after it, so that none is used again soon.
     last: Option<Ipv4Addr>,
     /// Addresses that no group uses any more are looked for soon.
@@ -79,7 +81,9 @@ impl MulticastRoutes {
             first
         };
         let mut all = (start..=last).chain(first..start).map(Ipv4Addr::from);
-        let address = all.find(|address| !self.groups.contains_key(address))?;
+        let is_free =
+            |address: &Ipv4Addr| !self.groups.contains_key(address) && !self.foreign.contains(address);
+        let address = all.find(is_free)?;
         self.last = Some(address);
         let (name, copies) = (group.to_owned(), copies.to_vec());
         let new = CoreGroup {
@@ -99,6 +103,11 @@ impl MulticastRoutes {
             is_new: false,
         };
         self.groups.insert(refinement.address, kept);
+    }
+
+    /// Another controller has a route to an address: no group gets it.
+    pub(crate) fn is_of_another(&mut self, address: Ipv4Addr) {
+        self.foreign.insert(address);
     }
 
     /// The routers have the rule of an address, or will not get it.

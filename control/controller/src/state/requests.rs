@@ -259,9 +259,12 @@ impl Core {
         if let Some(mcst_id) = wanted.filter(|_| has_own) {
             return Err(Refusal::McstIdNotOwn { mcst_id });
         }
-        for ends in record.kind.behaviour().parties().iter().filter_map(|p| p.ends) {
-            self.know(&ends.endpoint)?;
-        }
+        // All or none.
+        let parties = record.kind.behaviour().parties();
+        let ends = || parties.iter().filter_map(|party| party.ends);
+        ends().try_for_each(|ends| self.host_change(&ends.endpoint).map(drop))?;
+        ends().try_for_each(|ends| self.know(&ends.endpoint))?;
+        drop(parties);
         let name = record.name.clone();
         self.add(record)?;
         if let Some(entry) = self.groups.get_mut(&name).filter(|_| has_own) {

@@ -189,6 +189,39 @@ async fn a_group_that_no_router_takes_stays_as_it_is() {
     until("forgotten", || copies(&lab).is_empty()).await;
 }
 
+/// Two controllers with one router: each leaves the routes of the other there, and its groups get other addresses.
+#[tokio::test]
+async fn routes_of_another_controller_stay_until_they_are_purged() {
+    let lab = Lab::new(star("239.200.0.0/31")).await;
+    let foreign = v1::Route {
+        prefix: "239.200.0.0/32".into(),
+        copy_to: vec!["10.9.9.9".into()],
+        owner: "controller-x".into(),
+        ..Default::default()
+    };
+    lab.switch("core")
+        .with(|toy| toy.routes.insert(foreign.prefix.clone(), foreign.clone()));
+    let (_controller, client) = lab.start().await;
+    create(&lab, &client, ("g", 17), &["h0", "h1", "h4", "h5"]).await;
+    until("refined", || copies(&lab).contains_key("239.200.0.1/32")).await;
+    assert_eq!(copies(&lab)["239.200.0.0/32"], foreign.copy_to);
+    let left = |remove| {
+        let (mut client, owner) = (client.clone(), Some(foreign.owner.clone()));
+        async move {
+            let left = client
+                .purge_groups(v1::PurgeGroupsRequest { owner, remove })
+                .await;
+            let left = left.unwrap().into_inner().switches.into_iter();
+            left.flat_map(|switch| switch.routes).collect::<Vec<_>>()
+        }
+    };
+    for remove in [false, true] {
+        assert_eq!(left(remove).await, [foreign.prefix.as_str()]);
+    }
+    assert_eq!(left(false).await, [""; 0]);
+    assert_eq!(copies(&lab).keys().collect::<Vec<_>>(), ["239.200.0.1/32"]);
+}
+
 /// Packing (PEEL 3.2): fewer copies, and switches without members that get some. With one copy there is nothing to refine.
 #[tokio::test]
 async fn a_group_with_few_copies_says_which_switches_get_them_for_nothing() {

@@ -40,8 +40,8 @@ pub(super) struct Sight {
     pub(super) named: Option<u32>,
 }
 
-/// A port and its interface. At first it is attached.
-#[derive(Clone, Debug, Default)]
+/// A port and its interface. At first it counts as attached.
+#[derive(Clone, Debug)]
 pub(super) struct Attachment {
     detached: Option<Detached>,
     /// It has had an interface.
@@ -51,6 +51,15 @@ pub(super) struct Attachment {
 }
 
 impl Attachment {
+    /// `is_bound`: its sockets are bound to an interface.
+    pub(super) fn new(is_bound: bool) -> Self {
+        Self {
+            detached: None,
+            was_bound: is_bound,
+            retry: None,
+        }
+    }
+
     /// Why the port has no interface. While there is a reason, its sockets must be closed.
     pub(super) fn detached(&self) -> Option<&Detached> {
         self.detached.as_ref()
@@ -64,7 +73,6 @@ impl Attachment {
     /// Takes a reading. Returns the index of the interface to open sockets on. Then [`Attachment::handle_opened`] follows.
     pub(super) fn handle_sight(&mut self, now: Nanos, sight: &Sight) -> Option<u32> {
         let bound = sight.bound.as_ref();
-        self.was_bound |= bound.is_some();
         let was_attached = self.detached.is_none();
         if was_attached && bound.is_some_and(|(index, _)| sight.named == Some(*index)) {
             return None;
@@ -88,6 +96,7 @@ impl Attachment {
     /// message about the next one with its name follows.
     pub(super) fn handle_opened(&mut self, now: Nanos, index: u32, opened: Result<(), Detached>) {
         self.retry = matches!(opened, Err(Detached::Refused { .. })).then_some((index, now + RETRY_INTERVAL));
+        self.was_bound |= opened.is_ok();
         self.detached = opened.err();
     }
 }
@@ -108,8 +117,21 @@ mod tests {
     }
 
     #[test]
+    fn an_interface_is_absent_until_there_is_one_and_gone_after_that() {
+        let mut attachment = Attachment::new(false);
+        let now = Nanos::ZERO;
+        assert_eq!(attachment.handle_sight(now, &sight(None, None)), None);
+        assert_eq!(attachment.detached(), Some(&Detached::Absent));
+        assert_eq!(attachment.handle_sight(now, &sight(None, Some(3))), Some(3));
+        attachment.handle_opened(now, 3, Ok(()));
+        assert_eq!(attachment.detached(), None);
+        assert_eq!(attachment.handle_sight(now, &sight(None, None)), None);
+        assert_eq!(attachment.detached(), Some(&Detached::Gone));
+    }
+
+    #[test]
     fn an_interface_that_is_deleted_and_made_again_is_opened_again() {
-        let mut attachment = Attachment::default();
+        let mut attachment = Attachment::new(true);
         let now = Nanos::ZERO;
         assert_eq!(
             attachment.handle_sight(now, &sight(Some((3, PORT)), Some(3))),
@@ -128,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_renamed_interface_is_not_followed_and_its_name_is_reported() {
-        let mut attachment = Attachment::default();
+        let mut attachment = Attachment::new(true);
         let now = Nanos::ZERO;
         assert_eq!(attachment.handle_sight(now, &sight(Some((3, "q")), None)), None);
         let text = attachment.detached().map(ToString::to_string);
@@ -140,14 +162,14 @@ mod tests {
         assert_eq!(attachment.detached(), Some(&Detached::Gone));
 
         // Back to its name.
-        let mut attachment = Attachment::default();
+        let mut attachment = Attachment::new(true);
         attachment.handle_sight(now, &sight(Some((3, "q")), None));
         assert_eq!(
             attachment.handle_sight(now, &sight(Some((3, PORT)), Some(3))),
             Some(3)
         );
         // Another interface has the name.
-        let mut attachment = Attachment::default();
+        let mut attachment = Attachment::new(true);
         assert_eq!(
             attachment.handle_sight(now, &sight(Some((3, "q")), Some(4))),
             Some(4)
@@ -157,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_refused_interface_is_tried_again_after_an_interval_and_another_one_at_once() {
-        let mut attachment = Attachment::default();
+        let mut attachment = Attachment::new(true);
         let mut now = Nanos::ZERO;
         assert_eq!(attachment.handle_sight(now, &sight(None, Some(4))), Some(4));
         let refused = || {
@@ -324,7 +346,7 @@ mod tests {
                 interfaces: vec![first],
                 refuses: false,
                 identities: 1,
-                attachment: Attachment::default(),
+                attachment: Attachment::new(true),
                 bound: 1,
             };
             let mut now = Nanos::ZERO;

@@ -64,8 +64,8 @@ impl InterfaceWatch {
             side.wake_with(sleeper.waker());
         }
         let ports = ports.into_iter().map(|sides| WatchedPort {
+            attachment: Attachment::new(sides.iter().any(|side| side.bound_to().is_some())),
             sides,
-            attachment: Attachment::default(),
         });
         Ok(Self {
             netlink,

@@ -199,7 +199,7 @@ fn a_port_works_again_on_an_interface_that_is_made_again() {
 fn a_port_that_is_opened_without_its_interface_works_once_there_is_one() {
     in_namespace(|| {
         let mut scene = Scene::of(AfPacketSpec {
-            may_be_absent: true,
+            is_absent: true,
             ..AfPacketSpec::new("v0")
         });
         assert_eq!(
@@ -210,7 +210,7 @@ fn a_port_that_is_opened_without_its_interface_works_once_there_is_one() {
         let before = scene.port.info();
         assert_eq!(
             (scene.sender.info().mac, before.mac.0[0], before.mtu),
-            (before.mac, 2, 1500)
+            (before.mac, 2, 9000)
         );
         veth("v0", "v1", 4200);
         assert_eq!(scene.report(), None);

@@ -91,6 +91,25 @@ impl Link {
             let (switch, name, owner) = (&left.switch_name, &group.name, &group.owner);
             tracing::warn!(switch, group = name, owner, "removed what another owner had left");
         }
+        let listed = call(within, client.list_routes(v1::ListRoutesRequest {})).await?;
+        for v1::Route { prefix, owner, .. } in listed.routes {
+            // A route without an owner is an operator's.
+            let is_meant = match &request.owner {
+                Some(wanted) => *wanted == owner,
+                None => owner != shared.owner,
+            };
+            if owner.is_empty() || !is_meant {
+                continue;
+            }
+            if request.remove {
+                shared.may_change().await?;
+                let removal = v1::RemoveRouteRequest {
+                    prefix: prefix.clone(),
+                };
+                call(within, client.remove_route(removal)).await?;
+            }
+            left.routes.push(prefix);
+        }
         Ok(())
     }
 }

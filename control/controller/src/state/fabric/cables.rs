@@ -16,8 +16,16 @@ impl Facts {
             let near = End::port(switch, neighbour.port);
             let link = file.link_at(&near).and_then(|id| file.link(id));
             let filed = link.map(|link| if link.a == near { &link.b } else { &link.a });
+            let is_of_splitter = |from: &End, to: &End| {
+                let links = file.splitters().iter().flat_map(|splitter| {
+                    let port = |(port, far): &(u8, End)| (End::port(&splitter.from, *port), far.clone());
+                    splitter.links.iter().map(port)
+                });
+                links.into_iter().any(|link| link == (from.clone(), to.clone()))
+            };
             let expected = match filed {
                 Some(filed) if *filed == seen => return None,
+                None if is_of_splitter(&near, &seen) || is_of_splitter(&seen, &near) => return None,
                 Some(End::Switch { switch, .. }) if file.switch(switch)?.kind != SwitchKind::Castnet => {
                     return None;
                 }
@@ -50,7 +58,7 @@ impl Facts {
 
 #[cfg(test)]
 mod tests {
-    use castnet_topology::{DEFAULT_MTU, Topology};
+    use castnet_topology::{DEFAULT_MTU, Splitter, Topology};
 
     use super::super::tests::facts;
     use super::*;
@@ -79,6 +87,23 @@ mod tests {
             }
             Some(file)
         };
+        // Links of a splitter are not among the others.
+        for (from, to) in [("a", "b"), ("b", "a")] {
+            let mut with_splitter = file(&[]).unwrap();
+            for switch in ["a", "b"] {
+                let prefix = format!("10.{}.0.0/24", switch.as_bytes()[0]);
+                with_splitter
+                    .set_mcst_prefix(switch, prefix.parse().unwrap())
+                    .unwrap();
+            }
+            let splitter = Splitter {
+                from: from.into(),
+                links: vec![(1, End::port(to, 1))],
+            };
+            with_splitter.add_splitter(splitter).unwrap();
+            facts.file = Some(with_splitter);
+            assert!(facts.wrong_links("a").is_empty());
+        }
         let seen = "port a1 leads to port b1 of b, and to";
         for (links, wrong) in [
             (&[("a", 1, "b", 1)][..], None),

@@ -315,9 +315,10 @@ impl Agent for ToyAgent {
 
     async fn remove_route(
         &self,
-        _: Request<v1::RemoveRouteRequest>,
+        request: Request<v1::RemoveRouteRequest>,
     ) -> Result<Response<v1::RemoveRouteResponse>, Status> {
-        Err(Status::unimplemented(""))
+        let removed = self.toy.lock().routes.remove(&request.get_ref().prefix).is_some();
+        Ok(Response::new(v1::RemoveRouteResponse { removed }))
     }
 
     async fn list_routes(
@@ -340,6 +341,15 @@ impl Agent for ToyAgent {
         }
         let (scope, routes) = multicast_routes_from_proto(request.get_ref())?;
         let is_within = |prefix: &Ipv4Net| scope.iter().any(|scope| scope.contains(prefix));
+        // Those that it sets have no owner.
+        let there = |prefix: String| {
+            toy.routes
+                .get(&prefix)
+                .is_some_and(|route| !route.owner.is_empty())
+        };
+        if routes.iter().any(|route| there(route.prefix.to_string())) {
+            return Err(Status::already_exists("of another controller"));
+        }
         toy.routes
             .retain(|prefix, _| !is_within(&prefix.parse().unwrap()));
         for route in &routes {
