@@ -64,8 +64,7 @@ async fn another_controller_removes_what_one_has_left() {
     old.stop().await;
 
     let left = json!([{ "owner": owner, "group": "job", "switches": all }]);
-    let said =
-        |owner: Option<&str>| json!({ "owner": owner, "groups": left, "removed": false, "unfinished": [] });
+    let said = |owner: Option<&str>| json!({ "owner": owner, "groups": left, "routes": [], "removed": false, "unfinished": [] });
     assert_eq!(fabric.castnet(&["group", "purge"]).await, said(None));
     let purge = ["group", "purge", "--owner", &owner];
     assert_eq!(fabric.castnet(&purge).await, said(Some(&owner)));
