@@ -39,9 +39,8 @@ pub struct Config {
     pub audit_log: Option<PathBuf>,
     /// Those who share the fabric, with their quotas.
     pub tenants: Vec<Tenant>,
-    /// Maximum number of groups that a host has created, if it has no tenant; a group counts once for each lane, or for each 64 ranks if that is
-    /// more. A host is who calls with a certificate that
-    /// is in no list of `roles`.
+    /// Maximum number of groups that a host has created, if it has no tenant; each lane of a group counts, once for each 64
+    /// ranks. A host is who calls with a certificate that is in no list of `roles`.
     pub host_groups: u64,
     /// The switches.
     pub switches: Vec<SwitchConfig>,

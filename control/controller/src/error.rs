@@ -87,13 +87,15 @@ pub(crate) enum Refusal {
     TooManyPlans { most: usize },
     #[error("host {host:?} has changed its addresses too often: it may again in a second")]
     TooManyMoves { host: String },
+    #[error("host {host:?} has joined this running group too often: it may again in a second")]
+    TooManyJoins { host: String },
     /// Not of which group: a host may not know it.
     #[error("{ip} is the McstID of a group, so no host can have it")]
     AddressIsMcstId { field: String, ip: Ipv4Addr },
     /// `quota`: with its unit.
     #[error(
-        "tenant {tenant:?} may have {quota}, has {used}, and this group needs {more} (a group counts once for each lane, or for each \
-         {RANKS_PER_GROUP} ranks if that is more)"
+        "tenant {tenant:?} may have {quota}, has {used}, and this group needs {more} (each lane of a group counts, once for each \
+         {RANKS_PER_GROUP} ranks)"
     )]
     Quota {
         tenant: String,
@@ -102,8 +104,8 @@ pub(crate) enum Refusal {
         more: String,
     },
     #[error(
-        "host {host:?} may have created {quota} groups, has {used}, and this one needs {more} (a group counts once for each lane, or \
-         for each {RANKS_PER_GROUP} ranks if that is more): an operator gives it a tenant, or more host_groups"
+        "host {host:?} may have created {quota} groups, has {used}, and this one needs {more} (each lane of a group counts, once \
+         for each {RANKS_PER_GROUP} ranks): an operator gives it a tenant, or more host_groups"
     )]
     HostQuota {
         host: String,
@@ -243,7 +245,7 @@ impl Refusal {
             Self::McstIdTaken { .. } | Self::McstIdWrittenOff { .. } => (Code::AlreadyExists, "mcst_id"),
             Self::McstIdNotOwn { .. } => (Code::InvalidArgument, "mcst_id"),
             Self::TooManyPlans { .. } => (Code::ResourceExhausted, "group"),
-            Self::TooManyMoves { .. } => (Code::Unavailable, "host"),
+            Self::TooManyMoves { .. } | Self::TooManyJoins { .. } => (Code::Unavailable, "host"),
             Self::PoolExhausted { .. } => (Code::ResourceExhausted, "mcst_id"),
             Self::Quota { .. } => (Code::ResourceExhausted, "tenant"),
             Self::HostQuota { .. } => (Code::ResourceExhausted, "host_groups"),
@@ -323,6 +325,9 @@ pub enum StartError {
     /// The address cannot be served.
     #[error(transparent)]
     Transport(#[from] TransportError),
+    /// A switch has refused it before, and would again.
+    #[error("{0}")]
+    Refused(String),
     /// What a running controller keeps is to change.
     #[error("{0} is another one than at the start: that takes a restart")]
     Kept(&'static str),

@@ -174,7 +174,12 @@ fn largest_text(largest: &Option<Pmtu>) -> String {
         .unwrap_or_default()
 }
 
+/// The first ones: of 1,024 ranks, each may be at fault.
 fn joined<T: Display>(all: &[T]) -> String {
-    let all: Vec<String> = all.iter().map(T::to_string).collect();
-    all.join("; ")
+    const TOLD_MAX: usize = 8;
+    let mut told: Vec<String> = all.iter().take(TOLD_MAX).map(T::to_string).collect();
+    if all.len() > TOLD_MAX {
+        told.push(format!("and {} more", all.len() - TOLD_MAX));
+    }
+    told.join("; ")
 }

@@ -169,7 +169,12 @@ fn refuse(core: &mut Core, (name, generation): (&str, u64), failure: Failure) {
     if installing(core, name, generation).is_some() {
         let ending = Ending::refused(generation, failure);
         let (field, reason) = (&ending.failure.field, &ending.failure.reason);
-        tracing::warn!(group = name, field, reason, "installation refused");
+        // Hosts that create jobs which no switch takes do not fill the log.
+        let is_job = core.collective(name).is_ok_and(|(_, group)| group.by_call);
+        match is_job {
+            true => tracing::info!(group = name, field, reason, "installation refused"),
+            false => tracing::warn!(group = name, field, reason, "installation refused"),
+        }
         core.try_step(name, Event::Refused, Some(ending));
     }
 }

@@ -22,6 +22,7 @@ use crate::state::kinds::multicast::record::Multicast;
 use crate::state::lost_switches::Signs;
 use crate::state::multicast_routes::MulticastRoutes;
 use crate::state::others::Others;
+use crate::state::pace::Pace;
 use crate::state::record::Record;
 use crate::state::table::{Entry, Groups, Usage};
 use crate::state::written_off::AllWrittenOff;
@@ -40,8 +41,10 @@ pub(crate) struct Core {
     /// Whether there is anybody who gets events.
     pub(crate) is_watched: bool,
     pub(crate) facts: Fabric,
-    /// When each host that has changed its addresses lately may have done so only once.
-    pub(crate) moves: BTreeMap<String, Instant>,
+    /// Of hosts that change their addresses.
+    pub(crate) moves: Pace,
+    /// Of receivers that join running streams: `GROUP/HOST`.
+    pub(crate) late_joins: Pace,
     /// Last report of each switch about itself, and what other owners use of it.
     pub(crate) capabilities: BTreeMap<String, (v1::Capabilities, Usage)>,
     pub(crate) groups: Groups,
@@ -87,7 +90,8 @@ impl Core {
         // Before a router is asked what it has: it keeps the routes of these groups.
         multicast_routes.keep_all(&groups);
         // What is in memory alone is new at each start, as everybody knows.
-        let may_be_wrong = stored.is_new && (config.store.is_some() || config.etcd.is_some());
+        let is_kept = config.store.is_some() || config.etcd.is_some();
+        let may_be_wrong = stored.is_new && is_kept;
         Self {
             effects: Vec::new(),
             now,
@@ -98,11 +102,12 @@ impl Core {
                 switches.clone(),
                 stored.hosts,
             )),
-            moves: BTreeMap::new(),
+            moves: Pace::default(),
+            late_joins: Pace::default(),
             capabilities: BTreeMap::new(),
             groups,
             written_off: stored.written_off,
-            others: Others::new(may_be_wrong, !set_apart.is_empty(), switches),
+            others: Others::new(may_be_wrong, !set_apart.is_empty(), is_kept, switches),
             set_apart,
             calls: 0,
             numbers: AtomicU64::new(0),
@@ -128,7 +133,8 @@ impl Core {
             .set_apart
             .get(name)
             .map(|why| format!("its record in the store {why}"));
-        match unread.or_else(|| self.others.doubt()) {
+        let is_away = |switch: &str| self.is_down(switch);
+        match unread.or_else(|| self.others.may_exist(name, is_away)) {
             Some(reason) => Refusal::NotKnown {
                 name: name.into(),
                 reason,
@@ -139,11 +145,12 @@ impl Core {
 
     /// Whether a switch that answers has not told yet what it has, while that is of interest.
     pub(crate) fn waits_for_lists(&self) -> bool {
-        let down = |switch: &String| {
-            let known = self.facts.switches.get(switch);
-            known.is_some_and(|(reach, _)| matches!(reach, Reach::Down(_)))
-        };
-        self.others.unasked().any(|switch| !down(switch))
+        self.others.unasked().any(|switch| !self.is_down(switch))
+    }
+
+    fn is_down(&self, switch: &str) -> bool {
+        let known = self.facts.switches.get(switch);
+        known.is_some_and(|(reach, _)| matches!(reach, Reach::Down(_)))
     }
 
     pub(crate) fn multicast(&self, name: &str) -> Result<(&Entry, &Multicast), Refusal> {

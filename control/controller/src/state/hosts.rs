@@ -1,28 +1,22 @@
 //! Hosts that come, change their names, and are forgotten.
 
-use std::time::Duration;
-
 use castnet_rules::HostEndpoint;
 use castnet_wire::MacAddr;
-use tokio::time::Instant;
 
 use crate::error::Refusal;
 use crate::state::core::Core;
 use crate::state::effect::Effect;
 use crate::state::fabric::HostRecord;
 use crate::state::kinds::Party;
-
-/// Changes of the addresses of a host: so many at once, and then one in each interval.
-const MOVES_AT_ONCE: u32 = 8;
-const MOVE_INTERVAL: Duration = Duration::from_secs(1);
+use crate::state::pace::Turn;
 
 /// Other addresses of a host.
 pub(crate) struct HostChange {
     record: HostRecord,
     /// The name that it had before.
     old: Option<String>,
-    /// See [`Core::moves`]. `None`: it is new.
-    until: Option<Instant>,
+    /// `None`: it is new.
+    turn: Option<Turn>,
 }
 
 impl Core {
@@ -64,26 +58,24 @@ impl Core {
         let old = self.facts.host_of(*ip, Some(name));
         let old = old.filter(|old| self.gives_way(old, mac)).map(str::to_owned);
         let is_new = before.is_none() && old.is_none();
-        let until = (!is_new).then(|| {
-            let until = self.moves.get(name).copied();
-            until.unwrap_or(self.now).max(self.now) + MOVE_INTERVAL
-        });
-        if until.is_some_and(|until| until > self.now + MOVE_INTERVAL * MOVES_AT_ONCE) {
-            return Err(Refusal::TooManyMoves { host });
-        }
-        Ok(Some(HostChange { record, old, until }))
+        let turn = match is_new {
+            true => None,
+            false => {
+                let turn = self.moves.turn(name, self.now);
+                Some(turn.ok_or(Refusal::TooManyMoves { host })?)
+            }
+        };
+        Ok(Some(HostChange { record, old, turn }))
     }
 
     /// Notes the addresses of a host. The host that had them before is forgotten, see [`Core::gives_way`].
     pub(crate) fn know(&mut self, endpoint: &HostEndpoint) -> Result<(), Refusal> {
-        let Some(HostChange { record, old, until }) = self.host_change(endpoint)? else {
+        let Some(HostChange { record, old, turn }) = self.host_change(endpoint)? else {
             return Ok(());
         };
         let name = &endpoint.name;
-        if let Some(until) = until {
-            let now = self.now;
-            self.moves.retain(|_, until| *until > now);
-            self.moves.insert(name.clone(), until);
+        if let Some(turn) = turn {
+            self.moves.take(name.clone(), turn, self.now);
         }
         if let Some(old) = old {
             tracing::info!(host = name, old, ip = %record.ip, "takes over the address of its old name");
@@ -123,6 +115,8 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use castnet_rules::HostPart;
     use castnet_wire::Qpn;
 
@@ -155,6 +149,5 @@ mod tests {
         assert!(at(&mut core, "h", 10).is_err());
         core.now += Duration::from_secs(8);
         at(&mut core, "h", 10).unwrap();
-        assert_eq!(core.moves.len(), 1);
     }
 }

@@ -17,6 +17,7 @@ pub mod lifecycle;
 pub(crate) mod lost_switches;
 pub(crate) mod multicast_routes;
 pub(crate) mod others;
+pub(crate) mod pace;
 pub(crate) mod planning;
 pub(crate) mod pool;
 pub(crate) mod reconcile;

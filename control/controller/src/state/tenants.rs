@@ -9,7 +9,7 @@ use crate::error::Refusal;
 use crate::state::core::Core;
 use crate::state::record::Record;
 
-/// In quotas of groups, a group counts once for each lane, or for each so many ranks if that is more.
+/// In quotas of groups, each lane of a group counts once for each so many ranks: a record has a connection for each rank and lane.
 pub(crate) const RANKS_PER_GROUP: u64 = 64;
 
 /// A burst within a quota of bandwidth, in milliseconds of the rate: a group that is created again has it again, and it counts nowhere.
@@ -29,7 +29,7 @@ pub struct Tenant {
     /// Names of certificates and of hosts in any case; `*` stands for any text. A group belongs to the first tenant that has its
     /// owner, otherwise to the first that has the host of its source or of its first rank.
     pub members: Vec<String>,
-    /// Maximum number of groups. One counts once for each lane, or for each 64 ranks if that is more. `None`: no limit.
+    /// Maximum number of groups. One counts once for each lane, with more than 64 ranks for each 64 of them. `None`: no limit.
     pub groups: Option<u64>,
     /// Maximum number of slots of collective groups at a switch, of all groups and lanes together, as requested. `None`:
     /// no limit.
@@ -57,7 +57,7 @@ impl Quotas {
             (group.ranks.len() as u64, u64::from(group.slots()))
         });
         Self {
-            groups: lanes.max(ranks.div_ceil(RANKS_PER_GROUP)),
+            groups: lanes * ranks.div_ceil(RANKS_PER_GROUP).max(1),
             slots: lanes * slots,
             bandwidth: record.rate_limit.map_or(0, |limit| limit.rate.bits_per_second()),
         }
@@ -194,6 +194,8 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
+    use castnet_rules::HostEndpoint;
+
     use super::*;
     use crate::state::core::tests::{core, join};
 
@@ -235,6 +237,15 @@ mod tests {
         assert!(matches!(&refused, Refusal::Quota { .. }), "{refused}");
         core.forget("a").unwrap();
         assert_eq!(core.groups.used_by("t"), Quotas::default());
+        // A job of 1024 ranks and 16 lanes counted 16 times, and had 16384 connections.
+        let mut lanes = join("c", 0, 65, "");
+        lanes.settings.lanes = Some(2);
+        lanes.more = vec![HostEndpoint {
+            qpn: castnet_wire::Qpn::new(99),
+            ..lanes.endpoint.clone()
+        }];
+        core.seat_rank(lanes, "h0").map(drop).unwrap();
+        assert_eq!(core.groups.used_by("t").groups, 4);
     }
 
     /// A host had the rate of its link with a limit of 1 kb/s: it sent a burst of 1 GiB, left, and joined again.

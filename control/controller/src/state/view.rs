@@ -55,16 +55,21 @@ pub(crate) fn problems(entry: &Entry, switch: &str) -> String {
 
 /// What a group waits for; of many members, the first.
 pub(crate) fn waits_for<M>(members: &[M], name: impl Fn(&M) -> String) -> String {
-    const NAMED_MAX: usize = 8;
-    if members.is_empty() {
-        return "all have joined".to_owned();
+    match members.is_empty() {
+        true => "all have joined".to_owned(),
+        false => format!("waits for {}", first_of(members, name)),
     }
+}
+
+/// The names of some; of many, the first.
+pub(crate) fn first_of<M>(members: &[M], name: impl Fn(&M) -> String) -> String {
+    const NAMED_MAX: usize = 8;
     let named: Vec<String> = members.iter().take(NAMED_MAX).map(name).collect();
     let more = match members.len() - named.len() {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    format!("waits for {}{more}", named.join(", "))
+    format!("{}{more}", named.join(", "))
 }
 
 fn place(core: &Core, host: &str) -> (String, Option<u32>) {

@@ -17,6 +17,22 @@ pub(super) struct Asked {
     done: oneshot::Sender<Result<(), SwitchError>>,
 }
 
+/// Endpoints of rules that are made while the lock is held.
+const ENDPOINTS_TOGETHER: usize = 2048;
+
+/// As many as have so many endpoints in their rules, one at least: others use the lock before the next ones.
+pub(super) fn some<T>(all: impl Iterator<Item = T>, rules: impl Fn(&T) -> &[GroupRule]) -> Vec<T> {
+    let (mut made, mut endpoints) = (Vec::new(), 0);
+    for one in all {
+        endpoints += rules(&one).iter().map(|rule| rule.endpoints.len()).sum::<usize>();
+        made.push(one);
+        if endpoints >= ENDPOINTS_TOGETHER {
+            break;
+        }
+    }
+    made
+}
+
 impl Link {
     /// Brings one group on the switch to the desired state: installs or removes the rules of its lanes. If one is
     /// refused, the others stay until the group is removed. The task that gets the turn handles all waiting requests.
@@ -65,8 +81,16 @@ impl Link {
             let both = record.map(|r| (r.wanted_on(switch), r.mcst_ids_left_on(switch)));
             both.unwrap_or_default()
         };
-        let read = shared.read(|core| asked.iter().map(|a| on(core, a)).collect::<Vec<_>>());
-        let groups: Vec<(Vec<GroupRule>, Vec<McstId>)> = read.await?;
+        let mut groups: Vec<(Vec<GroupRule>, Vec<McstId>)> = Vec::new();
+        while groups.len() < asked.len() {
+            let left = asked.iter().skip(groups.len());
+            let read = |core: &Core| {
+                some(left.clone().map(|asked| on(core, asked)), |(rules, _)| {
+                    rules.as_slice()
+                })
+            };
+            groups.extend(shared.read(read).await?);
+        }
         // Removals first, as they make room.
         let mut results = Vec::new();
         for (wanted, mcst_ids) in &groups {

@@ -8,10 +8,12 @@ use castnet_proto::v1;
 use castnet_rules::{GroupRule, lane_of};
 use castnet_wire::McstId;
 
+use super::install::some;
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
 use crate::shell::shared::Shared;
 use crate::state::core::Core;
 use crate::state::effect::Effect;
+use crate::state::others::Foreign;
 use crate::state::reconcile::{Found, Version, diff};
 
 struct Part<'n> {
@@ -114,15 +116,23 @@ impl Link {
                     group: group.to_owned(),
                 }),
                 // Groups of rule files have no owner.
-                false => others.push((mcst_id, !is_own && !owner.is_empty())),
+                false => {
+                    let group = group.to_owned();
+                    let is_foreign = !is_own && !owner.is_empty();
+                    others.push((mcst_id, is_foreign.then_some(Foreign { group, owner })));
+                }
             }
         }
         let switch = &self.config.name;
         let is_first = core.others.unasked().any(|unasked| unasked == switch);
-        if core.others.listed(switch, others.into_iter())
-            && let Some(reason) = core.others.wrong_store()
-        {
-            tracing::error!(switch, "{reason}");
+        if core.others.listed(switch, others.into_iter()) {
+            match core.others.wrong_store() {
+                Some(reason) => tracing::error!(switch, "{reason}"),
+                None => {
+                    let reason = core.others.foreign_on(switch).unwrap_or_default();
+                    tracing::warn!("{reason}");
+                }
+            }
         }
         if is_first {
             // Calls wait for it.
@@ -140,28 +150,17 @@ impl Link {
         (lacking, ours, may_stay): (&BTreeSet<McstId>, &BTreeMap<McstId, u64>, &BTreeSet<McstId>),
     ) -> Result<(), SwitchError> {
         let switch = &self.config.name;
-        let read = |core: &Core| {
-            let mut rules: Vec<GroupRule> = Vec::new();
-            let mut part = |name| {
-                let record = core.groups.get(name)?.record();
-                let Version { generation, .. } = record.wanted_version(switch)?;
-                let before = rules.len();
-                if record.mcst_ids_on(switch).any(|lane| lacking.contains(&lane)) {
-                    let lanes = record.wanted_on(switch).into_iter();
-                    rules.extend(lanes.filter(|rule| lacking.contains(&rule.mcst_id)));
-                }
-                let has = |lane| lacking.contains(&lane) || ours.get(&lane) == Some(&generation);
-                Some(Part {
-                    name,
-                    generation,
-                    has_rest: record.mcst_ids_on(switch).all(has),
-                    lacks: rules.len() - before,
-                })
+        let mut read = Vec::new();
+        while read.len() < names.len() {
+            let left = names.iter().skip(read.len());
+            let parts = |core: &Core| {
+                let each = left.clone().map(|name| part(core, switch, name, (lacking, ours)));
+                some(each, |part| part.as_ref().map_or(&[], |(_, rules)| rules))
             };
-            let parts: Vec<Part<'_>> = names.iter().filter_map(|name| part(name.as_str())).collect();
-            (parts, rules)
-        };
-        let (parts, rules) = shared.read(read).await?;
+            read.extend(shared.read(parts).await?);
+        }
+        let (parts, rules): (Vec<_>, Vec<_>) = read.into_iter().flatten().unzip();
+        let rules: Vec<GroupRule> = rules.into_iter().flatten().collect();
         let installed = self.install(client, shared, &rules).await;
         if let Some(Err(error @ SwitchError::Unreachable(_))) = installed.last() {
             return Err(error.clone());
@@ -185,6 +184,30 @@ impl Link {
         core.settled(switch, names, &settled, may_stay);
         Ok(())
     }
+}
+
+/// What a switch lacks of a group, with the rules. `None`: no rules belong there.
+fn part<'n>(
+    core: &Core,
+    switch: &str,
+    name: &'n str,
+    (lacking, ours): (&BTreeSet<McstId>, &BTreeMap<McstId, u64>),
+) -> Option<(Part<'n>, Vec<GroupRule>)> {
+    let record = core.groups.get(name)?.record();
+    let Version { generation, .. } = record.wanted_version(switch)?;
+    let mut rules = Vec::new();
+    if record.mcst_ids_on(switch).any(|lane| lacking.contains(&lane)) {
+        rules = record.wanted_on(switch);
+        rules.retain(|rule| lacking.contains(&rule.mcst_id));
+    }
+    let has = |lane| lacking.contains(&lane) || ours.get(&lane) == Some(&generation);
+    let part = Part {
+        name,
+        generation,
+        has_rest: record.mcst_ids_on(switch).all(has),
+        lacks: rules.len(),
+    };
+    Some((part, rules))
 }
 
 /// Rules of groups that this controller does not know any more, at addresses that it has given to others since, with their generations.

@@ -128,6 +128,15 @@ impl Core {
             });
         }
         one_end_each("connection", 1 + join.more.len(), group.settings.lanes)?;
+        let mut ends = std::iter::once(&join.endpoint).chain(&join.more);
+        if let Some(end) = ends.find(|end| self.is_of_another_rank(group, join, end)) {
+            return Err(Refusal::QueuePairTaken {
+                field: "connection.qpn".into(),
+                ip: end.ip,
+                qpn: end.qpn,
+                group: join.job.clone(),
+            });
+        }
         let place = &group.ranks[usize::from(join.rank)];
         let host = &join.endpoint.name;
         if !group.by_call && place.host != *host {
@@ -148,6 +157,19 @@ impl Core {
             });
         }
         Ok(())
+    }
+
+    fn is_of_another_rank(&self, group: &Collective, join: &RankJoin, end: &HostEndpoint) -> bool {
+        let has_it = |rank: &RankRecord| {
+            let mut ends = rank.state.seat().into_iter().flat_map(|seat| seat.ends.iter());
+            ends.any(|other| (other.ip, other.qpn) == (end.ip, end.qpn))
+        };
+        let ranks = (0..).zip(&group.ranks);
+        // The walk only where some rank of this host has it.
+        self.groups.has_queue_pair(end, &join.job)
+            && ranks
+                .into_iter()
+                .any(|(rank, of)| rank != join.rank && has_it(of))
     }
 
     /// A rank with a new connection ends the generation that it is in.

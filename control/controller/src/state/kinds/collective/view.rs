@@ -258,15 +258,12 @@ fn reason(group: &Collective, entry: &Entry) -> String {
         Phase::Registered => waits_for(group, record.generation),
         Phase::Installing => joined([again(&entry.detours.words()), entry.note.clone()]),
         Phase::Active | Phase::Degraded => {
-            let ranks: Vec<String> = entry
-                .live
-                .waiting_for
-                .iter()
-                .map(|r| group.rank_name(*r))
-                .collect();
-            let waits = match ranks.is_empty() {
+            let waits = match entry.live.waiting_for.is_empty() {
                 true => String::new(),
-                false => format!("a collective waits for {}", ranks.join(", ")),
+                false => {
+                    let named = view::first_of(&entry.live.waiting_for, |rank| group.rank_name(*rank));
+                    format!("a collective waits for {named}")
+                }
             };
             let links = entry.live.links_down.values().map(|(_, link)| link.words());
             joined([

@@ -89,6 +89,11 @@ impl Core {
         if !entry.is_confirmed() {
             return Err(changing());
         }
+        // It is planned under the lock.
+        let who = format!("{group}/{host}");
+        let Some(turn) = self.late_joins.turn(&who, self.now) else {
+            return Err(Refusal::TooManyJoins { host: host.into() });
+        };
         let placed = record.placed.clone();
         let mut wanted = record.clone();
         wanted.generation += 1;
@@ -103,8 +108,10 @@ impl Core {
         let members = part.members.clone();
         Arc::make_mut(&mut part.members).retain(|m| m.host == host || is_in(&m.host));
         wanted.kind = Kind::Multicast(part);
-        let layout = self.plan_now(&wanted).and_then(|mut layout| {
-            extend(&mut layout.plan, (&before, record.generation), host).map_err(no_plan)?;
+        let (placed_anew, runs) = (self.plan_now(&wanted), record.generation);
+        self.late_joins.take(who, turn, self.now);
+        let layout = placed_anew.and_then(|mut layout| {
+            extend(&mut layout.plan, (&before, runs), host).map_err(no_plan)?;
             Ok(layout)
         });
         // Frames of a path that is being removed must not be taken for those of one that comes in its place.
@@ -153,7 +160,7 @@ impl Core {
         let Some(by) = member.and_then(|kind| Some(kind.member(host)?.1.state.seat()?.by)) else {
             return;
         };
-        tracing::warn!(group, host, reason, "does not join the running stream");
+        tracing::info!(group, host, reason, "does not join the running stream");
         if let Err(error) = self.evict_host(group, host, Afterwards::Member) {
             tracing::error!(group, host, %error, "cannot take out a member");
         }

@@ -77,12 +77,10 @@ impl Core {
         let reason = format!(
             "host {host} is gone: its call to the controller ended, and it did not come back within {lease:?}"
         );
+        // If it cannot be stored, its lease runs anew once the store works: until then it could not come back.
         if let Err(error) = self.lose(group, host, reason) {
             tracing::error!(group, host, %error, "cannot take out a member");
         }
-        let (group, host) = (group.to_owned(), host.to_owned());
-        self.journal
-            .retry(move |core| core.lease_over(&group, &host, call));
     }
 
     /// Whether the connection of a member is dead: its lease runs.

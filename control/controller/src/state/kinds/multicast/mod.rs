@@ -57,15 +57,23 @@ impl GroupKind for Multicast {
     }
 
     fn address_lane(&self, rule: &mut GroupRule, lane: u8) {
-        for endpoint in &mut rule.endpoints {
-            if let NextHop::Host(host) = &mut endpoint.next_hop
-                && let Some((_, member)) = self.member(&host.name)
+        let hosts = rule
+            .endpoints
+            .iter_mut()
+            .filter_map(|end| match &mut end.next_hop {
+                NextHop::Host(host) => Some(host),
+                NextHop::Switch { .. } => None,
+            });
+        let mut hosts: Vec<&mut HostEndpoint> = hosts.collect();
+        hosts.sort_by(|a, b| a.name.cmp(&b.name));
+        for member in self.members.iter() {
+            if let Ok(at) = hosts.binary_search_by(|host| host.name.as_str().cmp(&member.host))
                 && let Some(end) = member.state.seat().and_then(|s| s.ends.iter().nth(lane.into()))
-                && host != end
+                && let Some(host) = hosts.get_mut(at).filter(|host| **host != end)
             {
                 // Behind routers the rule has no Ethernet address.
                 let mac = host.mac;
-                *host = HostEndpoint { mac, ..end.clone() };
+                **host = HostEndpoint { mac, ..end.clone() };
             }
         }
     }

@@ -171,6 +171,40 @@ fn a_lease_runs_when_the_group_is_active() {
     assert_eq!(Vec::from_iter(leases.keys()), [&Leased::Host("h1".into())]);
 }
 
+/// Until the store works it could not come back: its lease runs anew then. It was put out at once.
+#[test]
+fn a_lease_that_ends_while_the_store_fails_runs_again() {
+    let mut core = core(|_| {});
+    let mut kind = group();
+    set(&mut kind, 1, |seat| {
+        Joining::Joined(Seat {
+            by: JoinedBy::Call(5),
+            lease_ms: Some(1000),
+            ..seat.clone()
+        })
+    });
+    let mcst_id = McstId([10, 200, 0, 1].into());
+    let mut record = Record::new("g".into(), (mcst_id, Vec::new()), Kind::Multicast(kind));
+    record.phase = Phase::Active;
+    core.add(record).unwrap();
+    core.journal.take(|_| None).unwrap().end(Ok(()));
+    core.journal.under_way = None;
+    let is_in = |core: &Core| core.multicast("g").unwrap().1.members[1].state.seat().is_some();
+    for fails in [true, true, false] {
+        core.host_lease_over("g", "h1");
+        let mut batch = core.journal.take(|_| None).expect("it is put out");
+        if fails {
+            core.take_back(&mut batch);
+            batch.retries.drain(..).for_each(|retry| retry(&mut core));
+            while core.resume() {}
+        }
+        assert_eq!(is_in(&core), fails);
+        let leases = &core.group("g").unwrap().live.leases;
+        assert_eq!(leases.contains_key(&Leased::Host("h1".into())), fails);
+        core.journal.under_way = None;
+    }
+}
+
 /// It comes again while the store fails, by another call.
 #[test]
 fn a_receiver_that_comes_again_is_not_put_out_for_its_earlier_call() {
