@@ -179,7 +179,6 @@ impl ControllerCommand {
 fn failure(error: StartError) -> Failure {
     match error {
         StartError::Config(_) | StartError::AuditLog { .. } | StartError::Kept(_) => Failure::usage(error),
-        StartError::Refused(_) => Failure::failed(error),
         StartError::Store(_) => Failure::failed(error)
             .next("see that no other controller has the same --store, and that this user may write to it"),
         StartError::Transport(error) => connect::listen_failure(&error),

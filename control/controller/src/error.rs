@@ -87,7 +87,7 @@ pub(crate) enum Refusal {
     TooManyPlans { most: usize },
     #[error("host {host:?} has changed its addresses too often: it may again in a second")]
     TooManyMoves { host: String },
-    #[error("host {host:?} has joined this running group too often: it may again in a second")]
+    #[error("host {host:?} has joined running groups too often: it may again in a second")]
     TooManyJoins { host: String },
     /// Not of which group: a host may not know it.
     #[error("{ip} is the McstID of a group, so no host can have it")]
@@ -325,9 +325,6 @@ pub enum StartError {
     /// The address cannot be served.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// A switch has refused it before, and would again.
-    #[error("{0}")]
-    Refused(String),
     /// What a running controller keeps is to change.
     #[error("{0} is another one than at the start: that takes a restart")]
     Kept(&'static str),

@@ -13,11 +13,9 @@ use crate::error::StartError;
 use crate::shell::front::Front;
 use crate::shell::shared::Shared;
 use crate::store::etcd::{Campaign, Candidate, EtcdConfig};
-use crate::store::{Store, Stored};
 
-/// Pause between attempts to lead, and after a switch has refused what this controller would come back with.
+/// Pause between attempts to lead.
 const PAUSE: Duration = Duration::from_millis(200);
-const PAUSE_REFUSED: Duration = Duration::from_secs(5);
 
 /// The controller's state while it leads.
 pub(crate) type Present = Arc<Mutex<Option<Arc<Shared>>>>;
@@ -43,23 +41,13 @@ pub(crate) async fn run(
 ) {
     let candidate = Candidate::new(&etcd, &address.to_string());
     let mut last = String::new();
-    // The epoch with which a switch has refused it, and why.
-    let mut refused: Option<(u64, String)> = None;
     while !stop.is_cancelled() {
-        let mut pause = PAUSE;
         let (why, leader) = match candidate.campaign().await {
             Ok(Campaign::Lost(leader)) => (format!("the controller at {leader} leads"), Some(leader)),
             Ok(Campaign::Won(store)) => {
                 let lead = store.lead().clone();
                 let store = Arc::new(store);
-                let begun = match still_refused(&*store, refused.as_ref()).await {
-                    None => crate::begin(config.clone(), store, &address, Some(lead.clone()), &dead).await,
-                    Some(why) => {
-                        pause = PAUSE_REFUSED;
-                        Err(StartError::Refused(why))
-                    }
-                };
-                match begun {
+                match crate::begin(config.clone(), store, &address, Some(lead.clone()), &dead).await {
                     Ok(shared) => {
                         *present.lock() = Some(shared.clone());
                         let leads = Leads(present.clone());
@@ -72,7 +60,6 @@ pub(crate) async fn run(
                         front.wait("the controller has lost the lead".into(), None);
                         drop(leads);
                         shared.stop().await;
-                        refused = shared.superseded.get().map(|why| (shared.epoch, why.clone()));
                         ("the controller has lost the lead".into(), None)
                     }
                     Err(error) => {
@@ -89,22 +76,8 @@ pub(crate) async fn run(
         }
         front.wait(why, leader);
         tokio::select! {
-            () = sleep(pause) => {}
+            () = sleep(PAUSE) => {}
             () = stop.cancelled() => {}
         }
-    }
-}
-
-/// Why it would be refused again: nobody has led with this store since. Each attempt has a larger epoch, and one would be accepted at last,
-/// although the groups of the other controller are not in this store.
-async fn still_refused(store: &dyn Store, refused: Option<&(u64, String)>) -> Option<String> {
-    let (epoch, why) = refused?;
-    match Stored::epoch(store).await {
-        Ok(now) if now == *epoch => Some(format!(
-            "{why}. It leads elsewhere: nobody has led with the store in this etcd since epoch {epoch}, as where that is a restored snapshot, or \
-             another cluster has the same store. Stop the other one, or give this store a larger epoch: castnet store export, and import with --above"
-        )),
-        Ok(_) => None,
-        Err(error) => Some(error.to_string()),
     }
 }

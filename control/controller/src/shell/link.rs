@@ -128,21 +128,11 @@ async fn call<T>(
 }
 
 /// The switch's report about itself. It refuses a controller that another one has replaced.
-async fn ask_capabilities(
-    shared: &Arc<Shared>,
-    switch: &str,
-    client: &mut Client,
-) -> Result<v1::Capabilities, SwitchError> {
+async fn ask_capabilities(shared: &Shared, client: &mut Client) -> Result<v1::Capabilities, SwitchError> {
     let report = async {
         let report = client.get_capabilities(v1::GetCapabilitiesRequest {}).await;
-        match &report {
-            Ok(_) => shared.lock().others.answers(switch, None),
-            Err(status) if is_term_over(status) => {
-                let why = status.message();
-                shared.lock().others.answers(switch, Some(why.to_owned()));
-                shared.superseded(format!("switch {switch}: {why}"));
-            }
-            Err(_) => {}
+        if report.as_ref().is_err_and(is_term_over) {
+            shared.superseded();
         }
         report
     };
@@ -237,7 +227,7 @@ impl Link {
         let client = AgentClient::with_interceptor(channel, shared.term.clone());
         let mut client = client.max_decoding_message_size(ANSWER_BYTES_MAX);
         let before = shared.lock().groups.own(&self.config.name, None);
-        let capabilities = ask_capabilities(shared, &self.config.name, &mut client).await?;
+        let capabilities = ask_capabilities(shared, &mut client).await?;
         if capabilities.switch_name != self.config.name {
             let (found, wanted) = (&capabilities.switch_name, &self.config.name);
             let reason = format!(
@@ -281,7 +271,7 @@ impl Link {
                     self.report(shared, &mut client).await?;
                     self.reconcile(shared, &mut client).await?;
                     let before = shared.lock().groups.own(&self.config.name, None);
-                    let capabilities = ask_capabilities(shared, &self.config.name, &mut client).await?;
+                    let capabilities = ask_capabilities(shared, &mut client).await?;
                     shared.lock().learn(&self.config.name, capabilities, before);
                     // A switch with many groups is not queried all the time, whatever it reports.
                     pause = (began.elapsed() * PAUSE_TIMES_LOOK).clamp(BURST, period.max(BURST));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use castnet_proto::term::WithTerm;
@@ -61,9 +61,6 @@ pub(crate) struct Shared {
     pub(crate) address: String,
     /// If there are several controllers: the lead of this one.
     lead: Option<Arc<Lead>>,
-    pub(crate) epoch: u64,
-    /// A switch has refused it, in these words: another controller has taken over.
-    pub(crate) superseded: OnceLock<String>,
     pub(crate) links: BTreeMap<String, Arc<Link>>,
     pub(crate) exchanges: Exchanges,
     /// Of those who want to see plans.
@@ -100,8 +97,6 @@ impl Shared {
             term: WithTerm::new(term),
             address: term.address.clone(),
             lead,
-            superseded: OnceLock::new(),
-            epoch: term.epoch,
             links,
             exchanges: Exchanges::default(),
             turns: Turns::default(),
@@ -173,10 +168,9 @@ impl Shared {
         let _ = tokio::time::timeout(self.config.timeouts.switch, told).await;
     }
 
-    /// A switch has reported that another controller has taken over, in these words.
-    pub(crate) fn superseded(&self, why: String) {
+    /// A switch has reported that another controller has taken over.
+    pub(crate) fn superseded(&self) {
         if let Some(lead) = &self.lead {
-            let _ = self.superseded.set(why);
             lead.lose();
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use castnet_proto::v1;
 use castnet_rules::Ipv4Net;
@@ -43,7 +44,7 @@ pub(crate) struct Core {
     pub(crate) facts: Fabric,
     /// Of hosts that change their addresses.
     pub(crate) moves: Pace,
-    /// Of receivers that join running streams: `GROUP/HOST`.
+    /// Of hosts that join running streams, for which groups are planned under the lock.
     pub(crate) late_joins: Pace,
     /// Last report of each switch about itself, and what other owners use of it.
     pub(crate) capabilities: BTreeMap<String, (v1::Capabilities, Usage)>,
@@ -90,8 +91,7 @@ impl Core {
         // Before a router is asked what it has: it keeps the routes of these groups.
         multicast_routes.keep_all(&groups);
         // What is in memory alone is new at each start, as everybody knows.
-        let is_kept = config.store.is_some() || config.etcd.is_some();
-        let may_be_wrong = stored.is_new && is_kept;
+        let may_be_wrong = stored.is_new && (config.store.is_some() || config.etcd.is_some());
         Self {
             effects: Vec::new(),
             now,
@@ -102,12 +102,12 @@ impl Core {
                 switches.clone(),
                 stored.hosts,
             )),
-            moves: Pace::default(),
-            late_joins: Pace::default(),
+            moves: Pace::new(8, Duration::from_secs(1)),
+            late_joins: Pace::new(64, Duration::from_millis(250)),
             capabilities: BTreeMap::new(),
             groups,
             written_off: stored.written_off,
-            others: Others::new(may_be_wrong, !set_apart.is_empty(), is_kept, switches),
+            others: Others::new(may_be_wrong, !set_apart.is_empty(), switches),
             set_apart,
             calls: 0,
             numbers: AtomicU64::new(0),
@@ -133,8 +133,7 @@ impl Core {
             .set_apart
             .get(name)
             .map(|why| format!("its record in the store {why}"));
-        let is_away = |switch: &str| self.is_down(switch);
-        match unread.or_else(|| self.others.may_exist(name, is_away)) {
+        match unread.or_else(|| self.others.doubt()) {
             Some(reason) => Refusal::NotKnown {
                 name: name.into(),
                 reason,
@@ -145,12 +144,11 @@ impl Core {
 
     /// Whether a switch that answers has not told yet what it has, while that is of interest.
     pub(crate) fn waits_for_lists(&self) -> bool {
-        self.others.unasked().any(|switch| !self.is_down(switch))
-    }
-
-    fn is_down(&self, switch: &str) -> bool {
-        let known = self.facts.switches.get(switch);
-        known.is_some_and(|(reach, _)| matches!(reach, Reach::Down(_)))
+        let down = |switch: &String| {
+            let known = self.facts.switches.get(switch);
+            known.is_some_and(|(reach, _)| matches!(reach, Reach::Down(_)))
+        };
+        self.others.unasked().any(|switch| !down(switch))
     }
 
     pub(crate) fn multicast(&self, name: &str) -> Result<(&Entry, &Multicast), Refusal> {

@@ -6,29 +6,37 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// So many times at once, and then once in each interval.
-const AT_ONCE: u32 = 8;
-const INTERVAL: Duration = Duration::from_secs(1);
-
-/// By name: when each of those who have done it lately may have done it only once.
-#[derive(Default)]
-pub(crate) struct Pace(BTreeMap<String, Instant>);
+pub(crate) struct Pace {
+    at_once: u32,
+    interval: Duration,
+    /// By who has done it lately: when all its times are free again.
+    full_at: BTreeMap<String, Instant>,
+}
 
 /// Leave to do it once.
 pub(crate) struct Turn(Instant);
 
 impl Pace {
+    pub(crate) fn new(at_once: u32, interval: Duration) -> Self {
+        Self {
+            at_once,
+            interval,
+            full_at: BTreeMap::new(),
+        }
+    }
+
     /// `None`: it has done it too often.
     pub(crate) fn turn(&self, who: &str, now: Instant) -> Option<Turn> {
-        let before = self.0.get(who).copied().unwrap_or(now).max(now);
-        Some(before + INTERVAL)
-            .filter(|until| *until <= now + INTERVAL * AT_ONCE)
+        let before = self.full_at.get(who).copied().unwrap_or(now).max(now);
+        Some(before + self.interval)
+            .filter(|full_at| *full_at <= now + self.interval * self.at_once)
             .map(Turn)
     }
 
     /// It has done it.
-    pub(crate) fn take(&mut self, who: String, Turn(until): Turn, now: Instant) {
-        self.0.retain(|_, until| *until > now);
-        self.0.insert(who, until);
+    pub(crate) fn take(&mut self, who: String, Turn(full_at): Turn, now: Instant) {
+        self.full_at.retain(|_, full_at| *full_at > now);
+        self.full_at.insert(who, full_at);
     }
 }
 
@@ -38,13 +46,14 @@ mod tests {
 
     #[test]
     fn some_times_at_once_and_then_once_in_each_second() {
-        let (mut pace, start) = (Pace::default(), Instant::now());
+        let mut pace = Pace::new(8, Duration::from_secs(1));
+        let start = Instant::now();
         let mut goes = |who: &str, at: u64| {
             let now = start + Duration::from_secs(at);
             let turn = pace.turn(who, now);
             let may = turn.is_some();
             turn.into_iter().for_each(|turn| pace.take(who.into(), turn, now));
-            (may, pace.0.len())
+            (may, pace.full_at.len())
         };
         for _ in 0..8 {
             assert_eq!(goes("a", 0), (true, 1));

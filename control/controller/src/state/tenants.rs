@@ -29,7 +29,7 @@ pub struct Tenant {
     /// Names of certificates and of hosts in any case; `*` stands for any text. A group belongs to the first tenant that has its
     /// owner, otherwise to the first that has the host of its source or of its first rank.
     pub members: Vec<String>,
-    /// Maximum number of groups. One counts once for each lane, with more than 64 ranks for each 64 of them. `None`: no limit.
+    /// Maximum number of groups. Each lane of a group counts, once for each 64 ranks. `None`: no limit.
     pub groups: Option<u64>,
     /// Maximum number of slots of collective groups at a switch, of all groups and lanes together, as requested. `None`:
     /// no limit.

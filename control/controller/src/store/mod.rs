@@ -178,20 +178,6 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// The epoch of the last controller; 0 if there was none.
-    ///
-    /// # Errors
-    /// The store fails, or the entry cannot be decoded.
-    pub async fn epoch(store: &dyn Store) -> Result<u64, StoreError> {
-        let key = Key {
-            table: Table::Meta,
-            name: "epoch".into(),
-        };
-        let entries = store.load().await?;
-        let epoch = entries.get(&key).map(|entry| parse(&key, entry));
-        Ok(epoch.transpose()?.unwrap_or_default())
-    }
-
     /// Reads everything for a controller that starts: a new store gets `owner`, and the term is the next one. If this
     /// cannot be written, the controller has the term of the last one. `may_continue`: no other controller has the store
     /// open. `init`: if it has no groups, this is meant. An entry of a group, a host or a McstID that does not read is set apart: the others

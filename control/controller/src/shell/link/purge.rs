@@ -46,10 +46,6 @@ impl Link {
         if let Err(error) = self.try_purge(shared, request, &mut left).await {
             left.reason = error.failure(&left.switch_name).reason;
         }
-        if request.remove {
-            // What it knows of the others there is over.
-            self.look.notify_one();
-        }
         left
     }
 

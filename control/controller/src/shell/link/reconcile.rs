@@ -13,7 +13,6 @@ use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
 use crate::shell::shared::Shared;
 use crate::state::core::Core;
 use crate::state::effect::Effect;
-use crate::state::others::Foreign;
 use crate::state::reconcile::{Found, Version, diff};
 
 struct Part<'n> {
@@ -116,23 +115,15 @@ impl Link {
                     group: group.to_owned(),
                 }),
                 // Groups of rule files have no owner.
-                false => {
-                    let group = group.to_owned();
-                    let is_foreign = !is_own && !owner.is_empty();
-                    others.push((mcst_id, is_foreign.then_some(Foreign { group, owner })));
-                }
+                false => others.push((mcst_id, !is_own && !owner.is_empty())),
             }
         }
         let switch = &self.config.name;
         let is_first = core.others.unasked().any(|unasked| unasked == switch);
-        if core.others.listed(switch, others.into_iter()) {
-            match core.others.wrong_store() {
-                Some(reason) => tracing::error!(switch, "{reason}"),
-                None => {
-                    let reason = core.others.foreign_on(switch).unwrap_or_default();
-                    tracing::warn!("{reason}");
-                }
-            }
+        if core.others.listed(switch, others.into_iter())
+            && let Some(reason) = core.others.wrong_store()
+        {
+            tracing::error!(switch, "{reason}");
         }
         if is_first {
             // Calls wait for it.

@@ -89,11 +89,6 @@ impl Core {
         if !entry.is_confirmed() {
             return Err(changing());
         }
-        // It is planned under the lock.
-        let who = format!("{group}/{host}");
-        let Some(turn) = self.late_joins.turn(&who, self.now) else {
-            return Err(Refusal::TooManyJoins { host: host.into() });
-        };
         let placed = record.placed.clone();
         let mut wanted = record.clone();
         wanted.generation += 1;
@@ -108,10 +103,8 @@ impl Core {
         let members = part.members.clone();
         Arc::make_mut(&mut part.members).retain(|m| m.host == host || is_in(&m.host));
         wanted.kind = Kind::Multicast(part);
-        let (placed_anew, runs) = (self.plan_now(&wanted), record.generation);
-        self.late_joins.take(who, turn, self.now);
-        let layout = placed_anew.and_then(|mut layout| {
-            extend(&mut layout.plan, (&before, runs), host).map_err(no_plan)?;
+        let layout = self.plan_now(&wanted).and_then(|mut layout| {
+            extend(&mut layout.plan, (&before, record.generation), host).map_err(no_plan)?;
             Ok(layout)
         });
         // Frames of a path that is being removed must not be taken for those of one that comes in its place.

@@ -120,8 +120,16 @@ impl Core {
             self.journal.check_room()?;
         }
         self.check_joining(group, same.is_some(), &ends)?;
+        let joins_running = same.is_none() && phase.has_run();
+        let turn = self.late_joins.turn(host, self.now);
+        if joins_running && turn.is_none() {
+            return Err(Refusal::TooManyJoins { host: host.into() });
+        }
         for end in &ends {
             self.know(end)?;
+        }
+        if let Some(turn) = turn.filter(|_| joins_running) {
+            self.late_joins.take(host.to_owned(), turn, self.now);
         }
         self.calls += 1;
         let call = self.calls;
@@ -129,7 +137,6 @@ impl Core {
         // A connection that was given at creation stands on no call.
         let by = same.filter(|(by, _)| *by == JoinedBy::Creation);
         let by = by.map_or(JoinedBy::Call(call), |(by, _)| by);
-        let joins_running = same.is_none() && phase.has_run();
         let late = match same {
             Some((_, late)) => late.filter(|_| phase.has_run()),
             None => joins_running.then_some(Late::Waiting),
