@@ -13,6 +13,9 @@ const STEP: usize = 4096;
 /// The same while a frame is handled, with two more for each sender: a batch can have many such frames. Also the most senders of a frame.
 pub(super) const AT_ONCE: usize = 64;
 
+/// Collectives that an acknowledgement looks at to find whom it concerns.
+const LOOKS: usize = 256;
+
 /// 10 us.
 const SHORTEST_WAIT: RnrTimer = RnrTimer::new(1);
 
@@ -248,11 +251,17 @@ impl<const W: usize> Translated<W> {
     /// Confirms packets of the senders for which the acknowledgement of `from`, from `before` to `acked`, is decisive. It can be so for a whole
     /// window of each of them: what is too much at once is left for [`Translated::catch_up`].
     fn confirm_senders(&mut self, from: EndpointId, before: u64, acked: u64) {
-        let (mut g, mut senders) = (before, EndpointSet::EMPTY);
+        let (mut g, mut senders, mut looks) = (before, EndpointSet::EMPTY, LOOKS);
         for call in self.calls.from(before) {
             if g >= acked {
                 break;
             }
+            if looks == 0 {
+                // Whom the rest concerns is found out when it is caught up with.
+                senders = self.cold().all;
+                break;
+            }
+            looks -= 1;
             while g < acked.min(call.end()) {
                 match call.flow(g) {
                     Flow::UpDown => {

@@ -244,6 +244,12 @@ impl<const W: usize> Translated<W> {
         !due.is_empty() || self.can_hand_over()
     }
 
+    /// Endpoints that can be sent a packet: an emission looks at each.
+    #[inline]
+    pub fn ready_count(&self) -> usize {
+        self.pending.len()
+    }
+
     /// True if something was done.
     fn emit_one(&mut self, now: Nanos, out: &mut Effects<W>) -> bool {
         if let Some(endpoint) = self.ack_due.or(self.nak_due).iter().next() {

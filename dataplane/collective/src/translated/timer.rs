@@ -8,6 +8,8 @@ use crate::calls::Flow;
 use castnet_wire::{Nanos, RnrTimer, Syndrome};
 
 const TICK_EFFECTS: usize = 4;
+/// Endpoints that one call looks at. The next one goes on.
+const TICK_LOOKS: usize = 64;
 
 impl<const W: usize> Translated<W> {
     /// The time at which [`handle_timeout`](Self::handle_timeout) is due, and the reason.
@@ -59,10 +61,12 @@ impl<const W: usize> Translated<W> {
         if self.tick_at > now {
             return;
         }
+        let mut looks = TICK_LOOKS;
         while usize::from(self.tick_next) < self.endpoints.len() {
-            if out.remaining_capacity() < TICK_EFFECTS {
+            if out.remaining_capacity() < TICK_EFFECTS || looks == 0 {
                 return;
             }
+            looks -= 1;
             let Some(endpoint) = EndpointId::new(self.tick_next.into()) else {
                 break;
             };

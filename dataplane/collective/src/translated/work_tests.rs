@@ -461,3 +461,26 @@ fn a_refusal_behind_much_is_told_when_all_before_it_is_taken() {
     let nak = Syndrome::Nak(NakCode::InvalidRequest);
     assert_eq!(lab.told[3].map(|(psn, _, said)| (psn, said)), Some((psn, nak)));
 }
+
+/// Where it decides nothing, it is looked at in part all the same: whom the rest concerns is found out in steps.
+#[test]
+fn an_acknowledgement_of_a_whole_window_looks_at_a_part_of_it() {
+    let mut lab = Lab::new(CollectiveMode::Translated, CALLS, |_| Primitive::AllReduce);
+    let last = lab.got[0] - 1;
+    lab.feedback(0, last, Syndrome::Ack);
+    assert!(lab.most < CALLS * 5 / 4, "{} collectives in one call", lab.most);
+}
+
+/// A silent job of 1,000 ranks whose ticks are due all the time.
+#[test]
+fn a_tick_looks_at_some_endpoints_in_one_call() {
+    let mut lab = WideLab::<16>::idle(1000, CollectiveMode::Translated, LossPolicy::Repair);
+    lab.control(0, 0, WideLab::<16>::call(Primitive::AllReduce, 0));
+    let (at, _) = lab.machine.poll_timeout().expect("a tick");
+    let mut calls = 0;
+    while lab.machine.poll_timeout().is_some_and(|(next, _)| next <= at) {
+        lab.machine.handle_timeout(at, &mut lab.out);
+        calls += 1;
+    }
+    assert_eq!(calls, 1000_usize.div_ceil(64));
+}

@@ -148,7 +148,7 @@ where
                 break;
             }
             self.machine.handle_timeout(cx.now, effects);
-            charge(work, effects);
+            charge(work, effects, 0);
             cx.observer
                 .step(|| Step::new(Stage::Machine, explain::all(self, effects), "a timer was due"));
             carry_out(cx, &mut effect_cx, self, effects, None);
@@ -520,14 +520,16 @@ fn store_imm<const W: usize>(group: &mut CollectiveContext<W>, slot: u16, receiv
     }
 }
 
-/// Charges a step of the machine to the work of this iteration, by the frames that it sends.
-fn charge<const W: usize>(work: &mut usize, effects: &[Effect<W>]) {
+/// Charges a step of the machine to the work of this iteration, by the frames that it sends. A step looks at 64 endpoints in the time of one
+/// frame; an emission at all that are `ready`.
+fn charge<const W: usize>(work: &mut usize, effects: &[Effect<W>], ready: usize) {
     let frames = effects.iter().map(|effect| match effect {
         Effect::Emit { to, .. } | Effect::EmitControl { to, .. } | Effect::Cnp { to } => to.len(),
         Effect::Acknowledge { .. } => 1,
         _ => 0,
     });
-    *work = work.saturating_sub(frames.sum::<usize>().max(1) * FRAME);
+    let least = ready.div_ceil(64).max(1);
+    *work = work.saturating_sub(frames.sum::<usize>().max(least) * FRAME);
 }
 
 /// Sends pending packets while work is left for this iteration. True if there may be more.
@@ -543,10 +545,11 @@ pub(super) fn emit_due<E: Egress, O: Observer, const W: usize>(
         if *work == 0 {
             return group.machine.has_more() || group.machine.is_behind();
         }
+        let ready = group.machine.ready_count();
         if !group.machine.poll_emit(cx.now, effects) {
             return group.machine.is_behind();
         }
-        charge(work, effects);
+        charge(work, effects, ready);
         carry_out(cx, effect_cx, group, effects, None);
     }
     true
