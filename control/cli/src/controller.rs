@@ -7,6 +7,7 @@ use castnet_console::files;
 use castnet_console::output::{Output, remark};
 use castnet_console::service::{Ready, Reloads, Signals, until_stopped};
 use castnet_console::settings;
+use castnet_controller::store::StoreError;
 use castnet_controller::{Config, Controller, DEFAULT_LISTEN, StartError, SwitchConfig};
 use castnet_proto::transport::Address;
 use castnet_rules::Ipv4Net;
@@ -179,6 +180,7 @@ impl ControllerCommand {
 fn failure(error: StartError) -> Failure {
     match error {
         StartError::Config(_) | StartError::AuditLog { .. } | StartError::Kept(_) => Failure::usage(error),
+        StartError::Store(StoreError::Refused { .. }) => Failure::failed(error),
         StartError::Store(_) => Failure::failed(error)
             .next("see that no other controller has the same --store, and that this user may write to it"),
         StartError::Transport(error) => connect::listen_failure(&error),

@@ -47,7 +47,7 @@ pub use crate::config::{
 pub use crate::error::StartError;
 use crate::shell::election::Present;
 use crate::shell::front::Front;
-use crate::shell::health::Probe;
+use crate::shell::health::{Mark, Probe};
 use crate::shell::shared::Shared;
 use crate::shell::{tasks, write};
 use crate::state::core::Core;
@@ -257,7 +257,10 @@ async fn begin(
     let owner = format!("controller-{:016x}", crate::state::requests::draw());
     let stored = Stored::load(&*store, &owner, lead.is_none(), config.init).await?;
     let staged = Arc::new(Notify::new());
-    let probe = Probe::new(&stored.versions);
+    let (probe, mark) = (
+        Probe::new(&stored.versions),
+        Mark::new(&stored.versions, stored.epoch),
+    );
     let term = ControllerTerm {
         owner: stored.owner.clone(),
         epoch: stored.epoch,
@@ -267,7 +270,9 @@ async fn begin(
     let core = Core::new(config.clone(), stored, Instant::now(), staged.clone());
     let shared = Arc::new(Shared::new(config, &term, lead, core, staged));
     // It ends by itself, after the last write.
-    let writer = shared.tasks.spawn(write::write(shared.clone(), store, probe));
+    let writer = shared
+        .tasks
+        .spawn(write::write(shared.clone(), store, probe, mark));
     tokio::spawn(await_panic(writer, shared.clone(), dead.clone()));
     tracing::info!(%address, owner = shared.owner, epoch = term.epoch, "controller serves");
     for link in shared.links.values() {

@@ -12,10 +12,12 @@ use crate::config::Config;
 use crate::error::StartError;
 use crate::shell::front::Front;
 use crate::shell::shared::Shared;
+use crate::store::StoreError;
 use crate::store::etcd::{Campaign, Candidate, EtcdConfig};
 
-/// Pause between attempts to lead.
+/// Pause between attempts to lead, and after one for which an operator is needed.
 const PAUSE: Duration = Duration::from_millis(200);
+const PAUSE_REFUSED: Duration = Duration::from_secs(5);
 
 /// The controller's state while it leads.
 pub(crate) type Present = Arc<Mutex<Option<Arc<Shared>>>>;
@@ -42,6 +44,7 @@ pub(crate) async fn run(
     let candidate = Candidate::new(&etcd, &address.to_string());
     let mut last = String::new();
     while !stop.is_cancelled() {
+        let mut pause = PAUSE;
         let (why, leader) = match candidate.campaign().await {
             Ok(Campaign::Lost(leader)) => (format!("the controller at {leader} leads"), Some(leader)),
             Ok(Campaign::Won(store)) => {
@@ -64,6 +67,9 @@ pub(crate) async fn run(
                     }
                     Err(error) => {
                         lead.resign().await;
+                        if matches!(error, StartError::Store(StoreError::Refused { .. })) {
+                            pause = PAUSE_REFUSED;
+                        }
                         (StartError::to_string(&error), None)
                     }
                 }
@@ -76,7 +82,7 @@ pub(crate) async fn run(
         }
         front.wait(why, leader);
         tokio::select! {
-            () = sleep(PAUSE) => {}
+            () = sleep(pause) => {}
             () = stop.cancelled() => {}
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::store::{Batch, Entry, Key, Store, StoreError, Table, Version, Write};
+use crate::store::{Batch, Entry, Key, REFUSED, Store, StoreError, Table, Version, Write, encode};
 
 /// Pause between log messages about a store that fails.
 const LOG_PERIOD: Duration = Duration::from_secs(60);
@@ -100,6 +100,36 @@ impl Probe {
             self.version = version;
         }
         Ok(())
+    }
+}
+
+/// Writes that a switch has refused this controller, as another one leads: the next one on this store does not begin.
+pub(crate) struct Mark {
+    key: Key,
+    was: Version,
+    epoch: u64,
+}
+
+impl Mark {
+    pub(crate) fn new(versions: &BTreeMap<Key, Version>, epoch: u64) -> Self {
+        let key = Key {
+            table: Table::Meta,
+            name: REFUSED.into(),
+        };
+        Self {
+            was: versions.get(&key).copied().unwrap_or(0),
+            key,
+            epoch,
+        }
+    }
+
+    pub(crate) async fn write(self, store: &dyn Store) -> Result<(), StoreError> {
+        let Self { key, was, epoch } = self;
+        let entry = Some(Entry {
+            version: was + 1,
+            value: encode(&epoch),
+        });
+        store.commit([(key, Write { was, entry })].into()).await
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use castnet_proto::term::WithTerm;
@@ -61,6 +62,7 @@ pub(crate) struct Shared {
     pub(crate) address: String,
     /// If there are several controllers: the lead of this one.
     lead: Option<Arc<Lead>>,
+    is_superseded: AtomicBool,
     pub(crate) links: BTreeMap<String, Arc<Link>>,
     pub(crate) exchanges: Exchanges,
     /// Of those who want to see plans.
@@ -97,6 +99,7 @@ impl Shared {
             term: WithTerm::new(term),
             address: term.address.clone(),
             lead,
+            is_superseded: AtomicBool::new(false),
             links,
             exchanges: Exchanges::default(),
             turns: Turns::default(),
@@ -168,8 +171,18 @@ impl Shared {
         let _ = tokio::time::timeout(self.config.timeouts.switch, told).await;
     }
 
-    /// A switch has reported that another controller has taken over.
+    /// A switch has reported that another controller has taken over. The task that writes the store notes that, and gives up the lead.
     pub(crate) fn superseded(&self) {
+        if !self.is_superseded.swap(true, Ordering::Relaxed) {
+            self.staged.notify_one();
+        }
+    }
+
+    pub(crate) fn is_superseded(&self) -> bool {
+        self.is_superseded.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn give_up_lead(&self) {
         if let Some(lead) = &self.lead {
             lead.lose();
         }

@@ -11,7 +11,7 @@ use castnet_proto::v1::controller_event::Event;
 use castnet_wire::McstId;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::health::{Health, Probe};
+use super::health::{Health, Mark, Probe};
 use super::shared::Shared;
 use crate::state::core::Core;
 use crate::state::journal::{Batch, Value};
@@ -21,21 +21,31 @@ use crate::store::{self, Store, StoreError, Table};
 const SLOW: Duration = Duration::from_secs(5);
 
 /// Writes until the controller stops, then closes the store. Changes that arrive during a write are the next batch.
-pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>, probe: Probe) {
+pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>, probe: Probe, mark: Mark) {
     tokio::select! {
         biased;
         // As if killed: the outcome of a write under way is not reported.
         () = shared.stopped.cancelled() => {}
-        () = write_all(&shared, &*store, probe) => {}
+        () = write_all(&shared, &*store, probe, mark) => {}
     }
     if let Err(error) = store.close().await {
         tracing::warn!(%error, "store not closed");
     }
 }
 
-async fn write_all(shared: &Arc<Shared>, store: &dyn Store, mut probe: Probe) {
-    let mut health = Health::new(shared.config.timeouts.backoff, Instant::now());
+async fn write_all(shared: &Arc<Shared>, store: &dyn Store, mut probe: Probe, mark: Mark) {
+    let (mut health, mut mark) = (
+        Health::new(shared.config.timeouts.backoff, Instant::now()),
+        Some(mark),
+    );
     loop {
+        if let Some(mark) = mark.take_if(|_| shared.is_superseded()) {
+            if let Err(error) = mark.write(store).await {
+                // Another one has the lead on etcd: that it was refused is then as it should be.
+                tracing::info!(%error, "not noted in the store: a switch has refused this controller");
+            }
+            shared.give_up_lead();
+        }
         if health.retry_at.is_some_and(|at| at <= Instant::now()) {
             match probe.write(store).await {
                 Ok(()) => {

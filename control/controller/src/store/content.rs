@@ -12,7 +12,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Batch, Entry, Key, STORE_VERSION, Store, StoreError, Table, Write, encode};
+use super::{Batch, Entry, Key, REFUSED, STORE_VERSION, Store, StoreError, Table, Write, encode};
 use crate::state::fabric::HostRecord;
 use crate::state::record::Record;
 use crate::state::written_off::WrittenOff;
@@ -80,9 +80,9 @@ impl Document {
     }
 }
 
-/// Entries about the store itself, not its content: `probe`, the term, of which an import sets the epoch.
+/// Entries about the store itself, not its content: `probe`, the term, of which an import sets the epoch, and whether it was refused.
 fn is_passing(key: &Key) -> bool {
-    key.table == Table::Meta && ["probe", "epoch", "instance"].contains(&key.name.as_str())
+    key.table == Table::Meta && ["probe", "epoch", "instance", REFUSED].contains(&key.name.as_str())
 }
 
 /// The content of a store as text: JSON, sorted by name, values as stored. Equal for equal content. The second value names the entries that
@@ -192,7 +192,7 @@ pub fn check(entries: &Entries) -> Vec<EntryFault> {
             Table::Groups => check.group(key, entry),
             Table::Hosts => check.host(key, entry),
             Table::WrittenOff => check.written_off(key, entry),
-            Table::Meta if ["epoch", "instance"].contains(&key.name.as_str()) => {
+            Table::Meta if ["epoch", "instance", REFUSED].contains(&key.name.as_str()) => {
                 check.read::<u64>(key, entry);
             }
             Table::Meta if key.name == "owner" => {

@@ -152,6 +152,13 @@ pub enum StoreError {
     /// It was closed.
     #[error("store {store}: closed")]
     Closed { store: String },
+    /// A switch has refused the last controller on it.
+    #[error(
+        "a switch has refused the last controller on this store, whose epoch is {epoch}: another one leads with a larger epoch. This is a copy of \
+         an older store or a restored snapshot, or the other one runs on a copy: stop that one, or go on here by castnet store export, and import \
+         with --above and its epoch"
+    )]
+    Refused { epoch: u64 },
 }
 
 /// Content of a store.
@@ -177,6 +184,9 @@ pub struct Stored {
     pub versions: BTreeMap<Key, Version>,
 }
 
+/// The entry of [`Table::Meta`] with the epoch that a switch has refused last.
+pub(crate) const REFUSED: &str = "refused";
+
 impl Stored {
     /// Reads everything for a controller that starts: a new store gets `owner`, and the term is the next one. If this
     /// cannot be written, the controller has the term of the last one. `may_continue`: no other controller has the store
@@ -184,7 +194,7 @@ impl Stored {
     /// go on.
     ///
     /// # Errors
-    /// The store fails, or an entry about the controller cannot be decoded.
+    /// The store fails, an entry about the controller cannot be decoded, or a switch has refused the last controller.
     pub async fn load(
         store: &dyn Store,
         owner: &str,
@@ -203,6 +213,10 @@ impl Stored {
                 .transpose()
         };
         let (epoch, instance) = (number("epoch")?.unwrap_or_default(), number("instance")?);
+        // Each start has a larger epoch, and one would be accepted at last, although this store knows nothing of the groups of the other.
+        if number(REFUSED)? == Some(epoch) {
+            return Err(StoreError::Refused { epoch });
+        }
         let mut new = vec![("epoch", encode(&(epoch + 1))), ("instance", encode(&draw()))];
         if !entries.contains_key(&key("owner")) {
             new.push(("owner", encode(&owner)));

@@ -60,6 +60,31 @@ pub(crate) fn put(was: u64, record: &Record) -> (Key, Write) {
     (key(&record.name), Write { was, entry })
 }
 
+/// A larger epoch, as of an import with `--above`, is another one.
+#[tokio::test]
+async fn a_store_whose_last_controller_was_refused_takes_another_epoch() {
+    let store = MemoryStore::default();
+    let set = |name: &str, was, number: u64| {
+        let key = Key {
+            table: Table::Meta,
+            name: name.into(),
+        };
+        let entry = Some(Entry {
+            version: was + 1,
+            value: number.to_string().into_bytes(),
+        });
+        (key, Write { was, entry })
+    };
+    let load = async || Stored::load(&store, "us", true, false).await;
+    assert_eq!(load().await.unwrap().epoch, 1);
+    store.commit([set("refused", 0, 1)].into()).await.unwrap();
+    for _ in 0..2 {
+        assert!(matches!(load().await, Err(StoreError::Refused { epoch: 1 })));
+    }
+    store.commit([set("epoch", 1, 7)].into()).await.unwrap();
+    assert_eq!(load().await.unwrap().epoch, 8);
+}
+
 #[tokio::test]
 async fn what_is_written_is_read_after_reopening() {
     let folder = tempfile::tempdir().unwrap();

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use castnet_controller::Config;
+use castnet_controller::store::StoreError;
+use castnet_controller::{Config, Controller, StartError};
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::Active;
 
@@ -52,12 +53,19 @@ async fn of_two_controllers_on_copies_of_a_store_the_first_has_the_switches() {
         .await
         .unwrap();
 
-    let (_second, mut other) = start(copy).await;
+    let (second, mut other) = start(copy.clone()).await;
     other
         .create_group(lab.given("x", &["h1", "h3"], 18))
         .await
         .unwrap_err();
     refused_everywhere(&mut other).await;
+    // Its next start would have a larger epoch.
+    second.stop().await;
+    let refused = Controller::start(copy).await.unwrap_err();
+    assert!(
+        matches!(refused, StartError::Store(StoreError::Refused { epoch: 2 })),
+        "{refused}"
+    );
     client
         .create_group(lab.given("h", &["h1", "h3"], 18))
         .await
