@@ -180,7 +180,10 @@ impl ControllerCommand {
 fn failure(error: StartError) -> Failure {
     match error {
         StartError::Config(_) | StartError::AuditLog { .. } | StartError::Kept(_) => Failure::usage(error),
-        StartError::Store(StoreError::Refused { .. }) => Failure::failed(error),
+        StartError::Store(StoreError::Refused { .. }) => Failure::failed(error).next(
+            "use the store of the other controller; or stop that one, and give this store a larger epoch (groups that it does not know are removed):\n\
+             castnet store export ..., then castnet store import --force ...",
+        ),
         StartError::Store(_) => Failure::failed(error)
             .next("see that no other controller has the same --store, and that this user may write to it"),
         StartError::Transport(error) => connect::listen_failure(&error),

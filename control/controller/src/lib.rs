@@ -56,7 +56,7 @@ pub use crate::state::{kinds, lifecycle, record, written_off};
 use crate::store::etcd::{EtcdConfig, Lead};
 use crate::store::memory::MemoryStore;
 use crate::store::redb::RedbStore;
-use crate::store::{Store, Stored};
+use crate::store::{Store, StoreError, Stored};
 
 /// A running controller. If dropped, it ends at once, as if killed; [`Controller::stop`] waits until it has ended.
 pub struct Controller {
@@ -179,6 +179,10 @@ impl Controller {
         match kept.into_iter().find(|(_, same)| !same) {
             Some((what, _)) => return Err(StartError::Kept(what)),
             None => check_roles(&config.listen, &config.roles)?,
+        }
+        // It would not begin again on its store.
+        if let Some(epoch) = self.present.lock().as_ref().and_then(|now| now.refused_epoch()) {
+            return Err(StoreError::Refused { epoch }.into());
         }
         // It is closed and opened again.
         match &config.store {

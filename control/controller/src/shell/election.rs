@@ -17,7 +17,7 @@ use crate::store::etcd::{Campaign, Candidate, EtcdConfig};
 
 /// Pause between attempts to lead, and after one for which an operator is needed.
 const PAUSE: Duration = Duration::from_millis(200);
-const PAUSE_REFUSED: Duration = Duration::from_secs(5);
+const PAUSE_REFUSED: Duration = Duration::from_secs(30);
 
 /// The controller's state while it leads.
 pub(crate) type Present = Arc<Mutex<Option<Arc<Shared>>>>;

@@ -123,11 +123,11 @@ impl Mark {
         }
     }
 
-    pub(crate) async fn write(self, store: &dyn Store) -> Result<(), StoreError> {
-        let Self { key, was, epoch } = self;
+    pub(crate) async fn write(&self, store: &dyn Store) -> Result<(), StoreError> {
+        let (key, was) = (self.key.clone(), self.was);
         let entry = Some(Entry {
             version: was + 1,
-            value: encode(&epoch),
+            value: encode(&self.epoch),
         });
         store.commit([(key, Write { was, entry })].into()).await
     }

@@ -62,6 +62,7 @@ pub(crate) struct Shared {
     pub(crate) address: String,
     /// If there are several controllers: the lead of this one.
     lead: Option<Arc<Lead>>,
+    epoch: u64,
     is_superseded: AtomicBool,
     pub(crate) links: BTreeMap<String, Arc<Link>>,
     pub(crate) exchanges: Exchanges,
@@ -99,6 +100,7 @@ impl Shared {
             term: WithTerm::new(term),
             address: term.address.clone(),
             lead,
+            epoch: term.epoch,
             is_superseded: AtomicBool::new(false),
             links,
             exchanges: Exchanges::default(),
@@ -150,6 +152,10 @@ impl Shared {
     /// Waits until no other controller can change the switches.
     pub(crate) async fn may_change(&self) -> Result<(), SwitchError> {
         match &self.lead {
+            Some(_) if self.is_superseded() => {
+                let reason = "it is left alone: a switch says that another controller leads";
+                Err(SwitchError::Unreachable(reason.into()))
+            }
             Some(lead) if !lead.holds(self.config.timeouts.switch).await => {
                 let reason = "it is left alone: another controller may lead, as etcd does not answer";
                 Err(SwitchError::Unreachable(reason.into()))
@@ -178,14 +184,19 @@ impl Shared {
         }
     }
 
+    /// The epoch with which a switch has refused the only controller on a store.
+    pub(crate) fn refused_epoch(&self) -> Option<u64> {
+        (self.lead.is_none() && self.is_superseded()).then_some(self.epoch)
+    }
+
     pub(crate) fn is_superseded(&self) -> bool {
         self.is_superseded.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn give_up_lead(&self) {
-        if let Some(lead) = &self.lead {
-            lead.lose();
-        }
+    /// Returns whether it is one of several.
+    pub(crate) fn give_up_lead(&self) -> bool {
+        self.lead.iter().for_each(|lead| lead.lose());
+        self.lead.is_some()
     }
 
     pub(crate) fn release(&self, event: v1::ControllerEvent) {

@@ -39,10 +39,23 @@ async fn write_all(shared: &Arc<Shared>, store: &dyn Store, mut probe: Probe, ma
         Some(mark),
     );
     loop {
-        if let Some(mark) = mark.take_if(|_| shared.is_superseded()) {
-            if let Err(error) = mark.write(store).await {
-                // Another one has the lead on etcd: that it was refused is then as it should be.
-                tracing::info!(%error, "not noted in the store: a switch has refused this controller");
+        if let Some(refused) = mark
+            .as_ref()
+            .filter(|_| shared.is_superseded() && health.retry_at.is_none())
+        {
+            match refused.write(store).await {
+                Ok(()) => {
+                    tracing::error!(
+                        "a switch has refused this controller: none begins on this store until it is imported"
+                    );
+                    mark = None;
+                }
+                // Another one has the lead: that it was refused is then as it should be.
+                Err(error) if shared.give_up_lead() => {
+                    tracing::info!(%error, "not noted in the store: a switch has refused this controller");
+                    mark = None;
+                }
+                Err(error) => store_fails(shared, &mut health, Arc::new(error)),
             }
             shared.give_up_lead();
         }

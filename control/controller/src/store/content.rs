@@ -163,7 +163,8 @@ pub async fn import(
         .and_then(|e| serde_json::from_slice::<u64>(&e.value).ok());
     let value = encode(&before.map_or(now_unix_s, |before| now_unix_s.max(before + 1)));
     new.insert(epoch, Entry { version: 1, value });
-    for (key, entry) in old.iter().filter(|(key, _)| !is_passing(key)) {
+    let is_mark = |key: &Key| key.table == Table::Meta && key.name == REFUSED;
+    for (key, entry) in old.iter().filter(|(key, _)| !is_passing(key) || is_mark(key)) {
         let was = entry.version;
         batch.insert(key.clone(), Write { was, entry: None });
     }

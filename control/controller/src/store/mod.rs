@@ -154,9 +154,7 @@ pub enum StoreError {
     Closed { store: String },
     /// A switch has refused the last controller on it.
     #[error(
-        "a switch has refused the last controller on this store, whose epoch is {epoch}: another one leads with a larger epoch. This is a copy of \
-         an older store or a restored snapshot, or the other one runs on a copy: stop that one, or go on here by castnet store export, and import \
-         with --above and its epoch"
+        "a switch has refused the controller of this store at epoch {epoch}: another one has led with a larger epoch, or runs on a copy of it"
     )]
     Refused { epoch: u64 },
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use castnet_controller::store::content::{Entries, ImportError, check, export, import};
 use castnet_controller::store::memory::MemoryStore;
 use castnet_controller::store::redb::{RedbStore, content};
-use castnet_controller::store::{Entry, Key, STORE_VERSION, Store, Stored, Table};
+use castnet_controller::store::{Entry, Key, STORE_VERSION, Store, StoreError, Stored, Table, Write};
 use serde_json::{Value, json};
 
 use crate::layouts::write_layout_1;
@@ -60,6 +60,22 @@ async fn what_is_exported_is_imported_and_exported_again_the_same() {
             other => panic!("{other:?}"),
         }
         assert_eq!(store.load().await.unwrap(), after);
+        // A switch has refused its controller: it takes an import to begin again.
+        let key = Key {
+            table: Table::Meta,
+            name: "refused".into(),
+        };
+        let entry = Some(Entry {
+            version: 1,
+            value: (NOW + 1).to_string().into_bytes(),
+        });
+        store
+            .commit([(key, Write { was: 0, entry })].into())
+            .await
+            .unwrap();
+        let refused = Stored::load(store, "another", true, false).await;
+        assert!(matches!(refused, Err(StoreError::Refused { epoch }) if epoch == NOW + 1));
+        assert!(!exported(&store.load().await.unwrap()).contains("refused"));
         let empty = json!({ "schema": STORE_VERSION, "groups": {}, "hosts": {} });
         import(store, &empty.to_string(), true, NOW).await.unwrap();
         let left = store.load().await.unwrap();
