@@ -1,6 +1,6 @@
 //! Cables that are not as the topology file has them.
 
-use castnet_topology::{End, SwitchKind};
+use castnet_topology::{End, Splitter, SwitchKind};
 
 use super::{Facts, NeighbourReport, Reach};
 
@@ -17,11 +17,11 @@ impl Facts {
             let link = file.link_at(&near).and_then(|id| file.link(id));
             let filed = link.map(|link| if link.a == near { &link.b } else { &link.a });
             let is_of_splitter = |from: &End, to: &End| {
-                let links = file.splitters().iter().flat_map(|splitter| {
-                    let port = |(port, far): &(u8, End)| (End::port(&splitter.from, *port), far.clone());
-                    splitter.links.iter().map(port)
-                });
-                links.into_iter().any(|link| link == (from.clone(), to.clone()))
+                let mut splitters = file.splitters().iter();
+                splitters.any(|Splitter { from: tor, links }| {
+                    let mut links = links.iter();
+                    links.any(|(port, far)| far == to && End::port(tor, *port) == *from)
+                })
             };
             let expected = match filed {
                 Some(filed) if *filed == seen => return None,
@@ -58,7 +58,7 @@ impl Facts {
 
 #[cfg(test)]
 mod tests {
-    use castnet_topology::{DEFAULT_MTU, Splitter, Topology};
+    use castnet_topology::{DEFAULT_MTU, Topology};
 
     use super::super::tests::facts;
     use super::*;

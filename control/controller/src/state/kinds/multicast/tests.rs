@@ -148,22 +148,28 @@ fn a_new_tree_has_nobody_outside_and_a_new_run_no_diversion() {
     assert_eq!((group.outside.is_empty(), group.diverted), (true, None));
 }
 
-/// Calls may have ended before: h1 has a lease, and its call was one to an earlier controller.
-#[test]
-fn a_lease_runs_when_the_group_is_active() {
+/// A controller with the group in this phase, in which h1 has joined by this call, with a lease.
+fn with_lease(call: u64, phase: Phase) -> Core {
     let mut core = core(|_| {});
     let mut kind = group();
     set(&mut kind, 1, |seat| {
         Joining::Joined(Seat {
-            by: JoinedBy::Call(0),
+            by: JoinedBy::Call(call),
             lease_ms: Some(1000),
             ..seat.clone()
         })
     });
     let mcst_id = McstId([10, 200, 0, 1].into());
     let mut record = Record::new("g".into(), (mcst_id, Vec::new()), Kind::Multicast(kind));
-    record.phase = Phase::Installing;
+    record.phase = phase;
     core.add(record).unwrap();
+    core
+}
+
+/// Calls may have ended before: h1 has a lease, and its call was one to an earlier controller.
+#[test]
+fn a_lease_runs_when_the_group_is_active() {
+    let mut core = with_lease(0, Phase::Installing);
     core.run_leases("g");
     assert!(core.group("g").unwrap().live.leases.is_empty());
     core.step("g", Event::Confirmed, None).unwrap();
@@ -174,19 +180,7 @@ fn a_lease_runs_when_the_group_is_active() {
 /// Until the store works it could not come back: its lease runs anew then. It was put out at once.
 #[test]
 fn a_lease_that_ends_while_the_store_fails_runs_again() {
-    let mut core = core(|_| {});
-    let mut kind = group();
-    set(&mut kind, 1, |seat| {
-        Joining::Joined(Seat {
-            by: JoinedBy::Call(5),
-            lease_ms: Some(1000),
-            ..seat.clone()
-        })
-    });
-    let mcst_id = McstId([10, 200, 0, 1].into());
-    let mut record = Record::new("g".into(), (mcst_id, Vec::new()), Kind::Multicast(kind));
-    record.phase = Phase::Active;
-    core.add(record).unwrap();
+    let mut core = with_lease(5, Phase::Active);
     core.journal.take(|_| None).unwrap().end(Ok(()));
     core.journal.under_way = None;
     let is_in = |core: &Core| core.multicast("g").unwrap().1.members[1].state.seat().is_some();
