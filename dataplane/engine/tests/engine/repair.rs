@@ -45,7 +45,8 @@ fn feed(engine: &mut Engine, now: Nanos, ingress: usize, frame: &[u8]) -> Vec<(u
     sent
 }
 
-fn tick(engine: &mut Engine, now: Nanos) -> Vec<(usize, Vec<u8>)> {
+/// Frames that an iteration sends.
+pub(crate) fn tick(engine: &mut Engine, now: Nanos) -> Vec<(usize, Vec<u8>)> {
     let mut egress = PlainEgress::default();
     engine.handle_timeout(now, &mut egress);
     taken(egress)

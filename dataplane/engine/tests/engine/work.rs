@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
 use super::collective::job;
+use super::repair::tick;
 use crate::common::collective::*;
 use crate::common::*;
 
@@ -34,13 +35,6 @@ fn hold_back(engine: &mut Engine, calls: usize) -> Rank {
     first
 }
 
-/// Frames that an iteration sends.
-fn iterate(engine: &mut Engine, now: Nanos) -> Vec<(usize, Vec<u8>)> {
-    let mut egress = PlainEgress::default();
-    engine.handle_timeout(now, &mut egress);
-    taken(egress)
-}
-
 #[test]
 fn pending_results_are_sent_in_many_iterations() {
     let calls = 1500;
@@ -62,7 +56,7 @@ fn pending_results_are_sent_in_many_iterations() {
     let most = FRAMES_MAX + 2 * 128 + 1;
     assert!((FRAMES_MAX..=most).contains(&sent), "{sent} frames");
     while engine.poll_timeout() == Some(Nanos::ZERO) {
-        let more = iterate(&mut engine, T0).len();
+        let more = tick(&mut engine, T0).len();
         assert!(more <= FRAMES_MAX, "{more} frames");
         sent += more;
     }
@@ -106,7 +100,7 @@ fn timers_of_many_groups_take_turns_and_leave_work_for_others() {
         for i in 1..=16 {
             let now = T0 + Nanos::from_millis(i);
             let mut repeats = 0;
-            for (_, frame) in iterate(&mut engine, now) {
+            for (_, frame) in tick(&mut engine, now) {
                 let (src, _) = roce(&frame).ip.v4().unwrap();
                 match McstId(src) {
                     GROUP => results += 1,
@@ -154,7 +148,7 @@ fn repeats_of_many_multicast_groups_take_turns() {
             feed(&mut engine, T0, n, &at(number, nak));
         }
     }
-    let sent = [(); 3].map(|()| iterate(&mut engine, T0).len());
+    let sent = [(); 3].map(|()| tick(&mut engine, T0).len());
     assert_eq!(sent, [FRAMES_MAX, FRAMES_MAX, 0]);
 }
 
@@ -172,7 +166,7 @@ fn stalls_are_counted_each_and_reported_some_times_a_second() {
         feed(&mut engine, T0, 0, &Rank::new(0, T0, &jobs).frame(0));
         let mut reports = 0;
         for i in 1..=1000 {
-            iterate(&mut engine, T0 + Nanos::from_millis(i));
+            tick(&mut engine, T0 + Nanos::from_millis(i));
             let events = std::iter::from_fn(|| engine.pop_event());
             let stall = |kind| matches!(kind, EventKind::CollectiveStalled { .. });
             reports += events.filter(|event| stall(event.kind)).count();
