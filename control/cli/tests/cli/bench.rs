@@ -81,19 +81,22 @@ fn flows<'a>(run: &'a Value, role: &'a str) -> impl Iterator<Item = &'a Value> {
         .filter(move |f| f["role"] == role)
 }
 
-/// All that was sent has come, whole and once, and nothing ended anywhere. Where hosts do not get to run, a queue before them may be full: what
-/// is dropped there is sent again.
+/// All that was sent has come, whole and once, and nothing ended anywhere, but in a full queue before hosts that do not get to run: a source
+/// that gets no ACK for 20 ms goes on beyond its window, and only one that is refused goes back.
 fn is_whole(run: &Value) {
     let drops = run["drops"].as_array().expect("drops");
     assert!(drops.iter().all(|drop| drop["reason"] == "tx-full"), "{drops:?}");
-    for field in ["missing", "bad_icrc", "wrong_results"] {
+    let dropped: u64 = drops.iter().map(|drop| number(drop, "frames")).sum();
+    assert!(number(&run["total"], "missing") <= dropped, "{run}");
+    for field in ["bad_icrc", "wrong_results"] {
         assert_eq!(number(&run["total"], field), 0, "{field}: {run}");
     }
     assert_eq!(number(&run["hosts"], "others"), 0);
     for source in flows(run, "source") {
         for receiver in flows(run, "receiver").filter(|r| r["group"] == source["group"]) {
             let came = number(receiver, "data_received") - number(receiver, "repeats");
-            assert_eq!(came, number(source, "data_sent"), "{receiver}");
+            let lost = number(source, "data_sent").checked_sub(came);
+            assert!(lost.is_some_and(|lost| lost <= dropped), "{receiver}");
             // Who refuses gets all again. So may one beside it whose ACK comes after that refusal, and anyone after a time-out: only
             // these depend on how the machine runs hosts and switch.
             let repeats = number(receiver, "repeats");
