@@ -10,6 +10,7 @@ mod address;
 mod calls;
 mod connection;
 mod controllers;
+mod in_turn;
 mod server;
 mod socket;
 mod tls;
@@ -26,6 +27,7 @@ pub use address::{Address, BadAddress};
 pub use calls::{ANSWER_BYTES_MAX, Call, CallThread, ControllerClient, RETRY_DELAY, retry};
 pub use connection::{Clients, Connection};
 pub use controllers::{Controllers, controller};
+use in_turn::InTurn;
 pub use server::{Peer, Server, serve};
 pub use socket::{SocketAccess, SocketFile, SocketMode, bind_unix};
 
@@ -207,6 +209,7 @@ fn endpoint(address: &Address, uri: String) -> Result<Endpoint, TransportError> 
     }
     Ok(endpoint
         .connect_timeout(CONNECT_TIMEOUT)
+        .executor(InTurn::default())
         .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT))
 }
