@@ -26,6 +26,14 @@ pub(crate) enum Refusal {
     /// It may exist.
     #[error("group {name:?} is not known yet: {reason}")]
     NotKnown { name: String, reason: String },
+    #[error(
+        "the group was joined at the controller at {address} with another store (owner {owner}): {reason}"
+    )]
+    JoinedElsewhere {
+        address: String,
+        owner: String,
+        reason: String,
+    },
     #[error("no group is created: {reason}")]
     WrongStore { reason: String },
     #[error("there is a group {name:?} already ({phase})")]
@@ -229,7 +237,7 @@ impl Refusal {
             Self::Invalid(_) => (Code::InvalidArgument, ""),
             Self::Denied(_) => (Code::PermissionDenied, ""),
             Self::UnknownGroup { .. } => (Code::NotFound, "group"),
-            Self::NotKnown { .. } => (Code::Unavailable, "group"),
+            Self::NotKnown { .. } | Self::JoinedElsewhere { .. } => (Code::Unavailable, "group"),
             Self::WrongStore { .. } => (Code::FailedPrecondition, "name"),
             Self::DuplicateGroup { .. } => (Code::AlreadyExists, "name"),
             Self::NotAMember { .. } => (Code::NotFound, "host"),

@@ -216,7 +216,7 @@ impl Controller {
         let present = self.present.lock();
         present
             .as_ref()
-            .map(|shared| shared.owner.clone())
+            .map(|shared| shared.term.owner.clone())
             .unwrap_or_default()
     }
 
@@ -272,13 +272,13 @@ async fn begin(
         address: address.to_string(),
     };
     let core = Core::new(config.clone(), stored, Instant::now(), staged.clone());
-    let shared = Arc::new(Shared::new(config, &term, lead, core, staged));
+    let shared = Arc::new(Shared::new(config, term, lead, core, staged));
     // It ends by itself, after the last write.
     let writer = shared
         .tasks
         .spawn(write::write(shared.clone(), store, probe, mark));
     tokio::spawn(await_panic(writer, shared.clone(), dead.clone()));
-    tracing::info!(%address, owner = shared.owner, epoch = term.epoch, "controller serves");
+    tracing::info!(%address, owner = shared.term.owner, epoch = shared.term.epoch, "controller serves");
     for link in shared.links.values() {
         shared.spawn(link.clone().run(shared.clone()));
     }

@@ -64,7 +64,7 @@ impl Control {
     /// unreachable.
     pub(crate) fn join(&self, request: api::InitGroupRequest, patience: Duration) -> (Arc<Lease>, Call<()>) {
         let lease = Arc::new(Lease::default());
-        let (clients, held) = (self.0.clients().clone(), lease.clone());
+        let (clients, held) = (self.0.clients().of_member(), lease.clone());
         let holding = self.0.spawn(async move {
             if let Err(error) = hold(&clients, request, &held, patience).await {
                 held.lock().error = Some(error);
@@ -174,7 +174,9 @@ async fn follow(
 ) -> Result<bool, ControllerError> {
     use api::CollectivePhase::{Active, Failed, Refused, Removing};
     let mut client = clients.leading().await?;
-    let mut states = client.init_group(request.clone()).await?.into_inner();
+    let answer = client.init_group(request.clone()).await?;
+    let at = answer.metadata().clone();
+    let mut states = answer.into_inner();
     let mut group = Assembled::default();
     while let Some(message) = states.message().await? {
         let state: &api::CollectiveState = group.apply(message).map_err(Status::from)?;
@@ -182,6 +184,7 @@ async fn follow(
         tracing::debug!(job = request.job, ?phase, reason = state.reason, "group");
         if phase == Active {
             *active = Some(state.generation);
+            clients.joined().set(&at);
         }
         lease.lock().state = Some(Arc::new(state.clone()));
         if matches!(phase, Failed | Refused | Removing) {

@@ -141,6 +141,7 @@ impl Controller {
         connection: api::Connection,
         patience: Duration,
     ) -> Result<(api::GroupState, Option<Lease>), MemberError> {
+        self.clients.joined().clear();
         let (mut since, mut patience) = (Instant::now(), patience);
         let joined = loop {
             let mut has_waited = false;
@@ -195,7 +196,10 @@ impl Controller {
                     Err(status) => Err(status),
                 };
                 match again {
-                    Ok(states) => break states.into_inner(),
+                    Ok(answer) => {
+                        self.clients.joined().set(answer.metadata());
+                        break answer.into_inner();
+                    }
                     Err(status) if matches!(status.code(), Code::NotFound | Code::FailedPrecondition) => {
                         return;
                     }
@@ -229,16 +233,15 @@ impl Controller {
             passes_on: self.passes_on,
         };
         let mut client = self.client().await?;
-        let mut states = client
-            .join_group(request.clone())
-            .await
-            .map_err(refused)?
-            .into_inner();
+        let answer = client.join_group(request.clone()).await.map_err(refused)?;
+        let at = answer.metadata().clone();
+        let mut states = answer.into_inner();
         while let Some(state) = states.message().await.map_err(refused)? {
             *has_waited = true;
             self.check_role(role, state.role())?;
             match state.phase() {
                 api::GroupPhase::Active | api::GroupPhase::Degraded => {
+                    self.clients.joined().set(&at);
                     // Earlier controllers do not know leases.
                     let has_lease = state.on_member_loss() != api::MemberLoss::Unspecified;
                     let at_begin = match role {

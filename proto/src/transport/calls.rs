@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinHandle;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 
+use crate::term::JoinedAt;
 use crate::v1::controller_client;
 
 /// Delay before a failed call is repeated.
@@ -17,8 +19,8 @@ pub const RETRY_DELAY: Duration = Duration::from_millis(200);
 /// Largest accepted response. The counters of 100,000 groups exceed the default of gRPC, 4 MiB.
 pub const ANSWER_BYTES_MAX: usize = 1 << 30;
 
-/// Client of the controller.
-pub type ControllerClient = controller_client::ControllerClient<Channel>;
+/// Client of the controller. The calls of a member say where it has joined.
+pub type ControllerClient = controller_client::ControllerClient<InterceptedService<Channel, JoinedAt>>;
 
 /// Repeats `call` for `patience` while it fails with a transient error.
 pub async fn retry<T, E: Display, F: Future<Output = Result<T, E>>>(

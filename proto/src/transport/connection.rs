@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::time::timeout;
 use tonic::Code;
+use tonic::transport::Channel;
 
-use super::controllers::NEXT_AFTER;
-use super::{
-    CONNECT_TIMEOUT, Call, CallThread, ControllerClient, Controllers, Security, TransportError, controller,
-};
+use super::controllers::{NEXT_AFTER, client, leading};
+use super::{CONNECT_TIMEOUT, Call, CallThread, ControllerClient, Controllers, Security, TransportError};
+use crate::term::JoinedAt;
 use crate::v1::FindLeaderRequest;
 
 static CONNECTIONS: Mutex<Vec<Weak<Connection>>> = Mutex::new(Vec::new());
@@ -56,7 +56,10 @@ impl Connection {
 
 /// Clients over one connection. They work in the calls of their [`Connection`].
 #[derive(Clone, Debug)]
-pub struct Clients(Arc<Shared>);
+pub struct Clients {
+    shared: Arc<Shared>,
+    joined: JoinedAt,
+}
 
 #[derive(Debug)]
 struct Shared {
@@ -64,48 +67,66 @@ struct Shared {
     security: Security,
     /// How often the leader has been looked for.
     looks: AtomicU64,
-    found: tokio::sync::Mutex<Result<ControllerClient, TransportError>>,
+    found: tokio::sync::Mutex<Result<Channel, TransportError>>,
 }
 
 impl Clients {
     fn new(controllers: &Controllers, security: &Security) -> Self {
-        Self(Arc::new(Shared {
+        let shared = Shared {
             controllers: controllers.clone(),
             security: security.clone(),
             looks: AtomicU64::new(0),
             found: tokio::sync::Mutex::new(Err(TransportError::NoController)),
-        }))
+        };
+        Self {
+            shared: Arc::new(shared),
+            joined: JoinedAt::default(),
+        }
+    }
+
+    /// Clients of one member over the same connection, which has not joined yet.
+    pub fn of_member(&self) -> Self {
+        Self {
+            shared: self.shared.clone(),
+            joined: JoinedAt::default(),
+        }
+    }
+
+    /// Where this member has joined.
+    pub fn joined(&self) -> &JoinedAt {
+        &self.joined
     }
 
     fn fit(&self, controllers: &Controllers, security: &Security) -> bool {
-        self.0.controllers == *controllers && self.0.security == *security
+        self.shared.controllers == *controllers && self.shared.security == *security
     }
 
     /// A client of the controller that leads. Connects if there is no connection, or another controller leads now. Those
     /// who ask at the same time get the same answer.
     ///
     /// # Errors
-    /// As [`controller`].
+    /// As [`controller`](super::controller).
     pub async fn leading(&self) -> Result<ControllerClient, TransportError> {
-        let shared = &*self.0;
+        let shared = &*self.shared;
         let looks = shared.looks.load(Ordering::Relaxed);
         let mut found = shared.found.lock().await;
         if shared.looks.load(Ordering::Relaxed) == looks {
             let leads = match &mut *found {
-                Ok(client) => leads(client, &shared.controllers).await,
+                Ok(channel) => leads(channel.clone(), &shared.controllers).await,
                 Err(_) => false,
             };
             if !leads {
-                *found = controller(&shared.controllers, &shared.security).await;
+                *found = leading(&shared.controllers, &shared.security).await;
             }
             shared.looks.fetch_add(1, Ordering::Relaxed);
         }
-        found.clone()
+        found.clone().map(|channel| client(channel, self.joined.clone()))
     }
 }
 
 /// Whether the controller at the other end still leads.
-async fn leads(client: &mut ControllerClient, controllers: &Controllers) -> bool {
+async fn leads(channel: Channel, controllers: &Controllers) -> bool {
+    let mut client = client(channel, JoinedAt::default());
     let patience = controllers.only().map_or(NEXT_AFTER, |_| CONNECT_TIMEOUT);
     match timeout(patience, client.find_leader(FindLeaderRequest {})).await {
         Ok(Err(status)) => !matches!(

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 use tonic::Code;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
 
 use super::{ANSWER_BYTES_MAX, Address, BadAddress, ControllerClient, Security, TransportError, connect};
-use crate::term::leader_of;
+use crate::term::{JoinedAt, leader_of};
 use crate::v1::FindLeaderRequest;
 
 /// Limit of an attempt if there are other controllers.
@@ -61,6 +63,20 @@ pub async fn controller(
     controllers: &Controllers,
     security: &Security,
 ) -> Result<ControllerClient, TransportError> {
+    let channel = leading(controllers, security).await?;
+    Ok(client(channel, JoinedAt::default()))
+}
+
+pub(super) fn client(channel: Channel, joined: JoinedAt) -> ControllerClient {
+    ControllerClient::new(InterceptedService::new(channel, joined))
+        .max_decoding_message_size(ANSWER_BYTES_MAX)
+}
+
+/// As [`controller`].
+pub(super) async fn leading(
+    controllers: &Controllers,
+    security: &Security,
+) -> Result<Channel, TransportError> {
     let mut untried: VecDeque<Address> = controllers.0.iter().cloned().collect();
     let mut tried: Vec<Address> = Vec::new();
     let mut last = TransportError::NoController;
@@ -75,7 +91,7 @@ pub async fn controller(
         };
         tried.push(address);
         let (error, leader) = match found {
-            Ok(client) => return Ok(client),
+            Ok(channel) => return Ok(channel),
             Err(failed) => failed,
         };
         if !last.is_transient() || error.is_transient() {
@@ -93,9 +109,9 @@ pub async fn controller(
 async fn find_leader(
     address: &Address,
     security: &Security,
-) -> Result<ControllerClient, (TransportError, Option<Address>)> {
+) -> Result<Channel, (TransportError, Option<Address>)> {
     let channel = connect(address, security).await.map_err(|error| (error, None))?;
-    let mut client = ControllerClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
+    let mut client = client(channel.clone(), JoinedAt::default());
     match client.find_leader(FindLeaderRequest {}).await {
         Err(status) if status.code() == Code::Unavailable => {
             let leader = leader_of(&status);
@@ -103,7 +119,7 @@ async fn find_leader(
             Err((TransportError::NotLeading(address.clone(), why), leader))
         }
         // It leads, or is older than this call.
-        _ => Ok(client),
+        _ => Ok(channel),
     }
 }
 

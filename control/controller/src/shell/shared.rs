@@ -55,14 +55,12 @@ impl Drop for Locked<'_> {
 
 pub(crate) struct Shared {
     pub(crate) config: Arc<Config>,
-    pub(crate) owner: String,
-    /// Sent with each call to a switch.
-    pub(crate) term: WithTerm,
-    /// Where clients reach it.
-    pub(crate) address: String,
+    /// Of this controller.
+    pub(crate) term: v1::ControllerTerm,
+    /// Sent with each call to a switch, and with each answer to who joins.
+    pub(crate) with_term: WithTerm,
     /// If there are several controllers: the lead of this one.
     lead: Option<Arc<Lead>>,
-    epoch: u64,
     is_superseded: AtomicBool,
     pub(crate) links: BTreeMap<String, Arc<Link>>,
     pub(crate) exchanges: Exchanges,
@@ -84,7 +82,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(
         config: Arc<Config>,
-        term: &v1::ControllerTerm,
+        term: v1::ControllerTerm,
         lead: Option<Arc<Lead>>,
         core: Core,
         staged: Arc<Notify>,
@@ -96,11 +94,9 @@ impl Shared {
             .collect();
         Self {
             config,
-            owner: term.owner.clone(),
-            term: WithTerm::new(term),
-            address: term.address.clone(),
+            with_term: WithTerm::new(&term),
+            term,
             lead,
-            epoch: term.epoch,
             is_superseded: AtomicBool::new(false),
             links,
             exchanges: Exchanges::default(),
@@ -177,6 +173,35 @@ impl Shared {
         let _ = tokio::time::timeout(self.config.timeouts.switch, told).await;
     }
 
+    /// Fails if this controller may not know what became of a group that was joined at the controller of this term.
+    pub(crate) fn knows_groups_of(&self, joined: &v1::ControllerTerm) -> Result<(), Refusal> {
+        let v1::ControllerTerm {
+            owner,
+            epoch,
+            instance,
+            ..
+        } = &self.term;
+        let reason = match joined.owner == *owner {
+            true if joined.epoch > *epoch => format!(
+                "it ran on this store later (epoch {} after {epoch}): start it with the store as that controller left it",
+                joined.epoch
+            ),
+            true if joined.epoch == *epoch && joined.instance != *instance => {
+                "it runs on a copy of the same store: stop one of them".into()
+            }
+            true => return Ok(()),
+            false => match self.core.lock().doubt_about(&joined.owner) {
+                Some(reason) => reason,
+                None => return Ok(()),
+            },
+        };
+        Err(Refusal::JoinedElsewhere {
+            address: joined.address.clone(),
+            owner: joined.owner.clone(),
+            reason,
+        })
+    }
+
     /// A switch has reported that another controller has taken over. The task that writes the store notes that, and gives up the lead.
     pub(crate) fn superseded(&self) {
         if !self.is_superseded.swap(true, Ordering::Relaxed) {
@@ -186,7 +211,7 @@ impl Shared {
 
     /// The epoch with which a switch has refused the only controller on a store.
     pub(crate) fn refused_epoch(&self) -> Option<u64> {
-        (self.lead.is_none() && self.is_superseded()).then_some(self.epoch)
+        (self.lead.is_none() && self.is_superseded()).then_some(self.term.epoch)
     }
 
     pub(crate) fn is_superseded(&self) -> bool {
@@ -296,7 +321,7 @@ pub(crate) mod tests {
     pub(crate) fn shared() -> Arc<Shared> {
         let core = core(|_| {});
         let (config, term) = (core.config.clone(), v1::ControllerTerm::default());
-        Arc::new(Shared::new(config, &term, None, core, Arc::default()))
+        Arc::new(Shared::new(config, term, None, core, Arc::default()))
     }
 
     /// What is staged is written.

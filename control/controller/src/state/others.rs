@@ -2,7 +2,8 @@
 //!
 //! A controller on an empty store knows of no group. Where switches have groups of other controllers, the store may be the wrong one (a
 //! mistyped path is enough), and those groups its own. So until an operator says that the store is meant to be new, it creates none, and
-//! tells nobody that a group is gone.
+//! tells nobody that a group is gone. A controller on a store with groups may be on the wrong one as well: it tells nobody who has joined at
+//! another controller that a group is gone, before it has seen that the switches have no group of that one any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,16 +13,20 @@ use castnet_wire::McstId;
 pub(crate) struct Others {
     /// The store has no groups, and nobody has said that this is meant.
     is_new: bool,
-    /// Switches that have not told yet what they have, while that is of interest.
+    /// Switches may have groups of this controller that it does not know.
+    has_unread: bool,
+    /// Switches that have not told yet what they have.
     unasked: BTreeSet<String>,
     /// By switch; none without any.
     on: BTreeMap<String, On>,
+    /// All other owners that have had groups on a switch since this controller began.
+    owners: BTreeSet<String>,
 }
 
 struct On {
     mcst_ids: BTreeSet<McstId>,
-    /// Groups of other owners.
-    foreign: usize,
+    /// Numbers of groups of other owners.
+    foreign: BTreeMap<String, usize>,
 }
 
 impl Others {
@@ -29,32 +34,42 @@ impl Others {
     pub(crate) fn new(is_new: bool, has_unread: bool, switches: impl Iterator<Item = String>) -> Self {
         Self {
             is_new,
-            unasked: switches.filter(|_| is_new || has_unread).collect(),
+            has_unread,
+            unasked: switches.collect(),
             on: BTreeMap::new(),
+            owners: BTreeSet::new(),
         }
     }
 
-    /// Notes what a switch has, all of it: each group's McstID, and whether it is of another owner. Those of this controller are of records
-    /// that do not read. Returns whether it is the first sign that the store may be the wrong one.
-    pub(crate) fn listed(&mut self, switch: &str, groups: impl Iterator<Item = (McstId, bool)>) -> bool {
+    /// Notes what a switch has, all of it: each group's McstID, and its owner, if that is another controller. Those of this controller
+    /// are of records that do not read. Returns whether it is the first sign that the store may be the wrong one.
+    pub(crate) fn listed(
+        &mut self,
+        switch: &str,
+        groups: impl Iterator<Item = (McstId, Option<String>)>,
+    ) -> bool {
         let before = self.wrong_store().is_some();
-        let (mut mcst_ids, mut foreign) = (BTreeSet::new(), 0);
-        for (mcst_id, is_foreign) in groups {
+        let (mut mcst_ids, mut foreign) = (BTreeSet::new(), BTreeMap::new());
+        for (mcst_id, owner) in groups {
             mcst_ids.insert(mcst_id);
-            foreign += usize::from(is_foreign);
+            if let Some(owner) = owner {
+                *foreign.entry(owner).or_default() += 1;
+            }
         }
+        self.owners.extend(foreign.keys().cloned());
         self.unasked.remove(switch);
         match mcst_ids.is_empty() {
             true => drop(self.on.remove(switch)),
             false => drop(self.on.insert(switch.into(), On { mcst_ids, foreign })),
         }
         // A fabric without groups of others has nothing to lose.
-        self.is_new &= !self.unasked.is_empty() || self.on.values().any(|on| on.foreign > 0);
+        self.is_new &= !self.unasked.is_empty() || self.on.values().any(|on| !on.foreign.is_empty());
         !before && self.wrong_store().is_some()
     }
 
+    /// Switches that have not told yet what they have, while it decides whether a group may be created.
     pub(crate) fn unasked(&self) -> impl Iterator<Item = &String> {
-        self.unasked.iter()
+        self.unasked.iter().filter(|_| self.is_new || self.has_unread)
     }
 
     /// Whether a switch has something else at this address.
@@ -64,8 +79,12 @@ impl Others {
 
     /// Why the store may be the wrong one.
     pub(crate) fn wrong_store(&self) -> Option<String> {
-        let mut of = self.on.iter().filter(|(_, on)| self.is_new && on.foreign > 0);
+        let mut of = self
+            .on
+            .iter()
+            .filter(|(_, on)| self.is_new && !on.foreign.is_empty());
         let (switch, On { foreign, .. }) = of.next()?;
+        let foreign: usize = foreign.values().sum();
         let more = match of.count() {
             0 => String::new(),
             more => format!(", and {more} more switch(es) have some"),
@@ -84,16 +103,36 @@ impl Others {
             Some(format!("{what} {switch} has"))
         })
     }
+
+    /// Why groups of another owner may exist that this controller does not know.
+    pub(crate) fn doubt_about(&self, owner: &str) -> Option<String> {
+        let has = |(_, on): &(&String, &On)| on.foreign.contains_key(owner);
+        if let Some((switch, _)) = self.on.iter().find(has) {
+            return Some(format!(
+                "switch {switch} has groups of it: start it again, or remove them with castnet group purge --owner {owner}"
+            ));
+        }
+        match (self.unasked.first(), self.owners.contains(owner)) {
+            (Some(switch), _) => Some(format!(
+                "this one has not seen yet what switch {switch} has of it"
+            )),
+            (None, false) => Some("no switch of this one has had groups of it".into()),
+            (None, true) => None,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(groups: &[(u8, bool)]) -> impl Iterator<Item = (McstId, bool)> {
-        groups
-            .iter()
-            .map(|(n, is_foreign)| (McstId([10, 200, 0, *n].into()), *is_foreign))
+    fn of(groups: &[(u8, bool)]) -> impl Iterator<Item = (McstId, Option<String>)> {
+        groups.iter().map(|(n, is_foreign)| {
+            (
+                McstId([10, 200, 0, *n].into()),
+                is_foreign.then(|| "other".into()),
+            )
+        })
     }
 
     fn new(is_new: bool) -> Others {
@@ -138,5 +177,21 @@ mod tests {
         assert!(!others.listed("s0", of(&[(1, true)])));
         assert_eq!((others.doubt(), others.wrong_store()), (None, None));
         assert!(others.have(McstId([10, 200, 0, 1].into())));
+    }
+
+    #[test]
+    fn the_groups_of_another_owner_are_gone_once_no_switch_has_them_any_more() {
+        for is_new in [false, true] {
+            let mut others = new(is_new);
+            let doubt = |others: &Others, owner: &str| others.doubt_about(owner).unwrap_or_default();
+            assert!(doubt(&others, "other").contains("what switch s0 has"));
+            others.listed("s0", of(&[]));
+            others.listed("s1", of(&[(1, true)]));
+            assert!(doubt(&others, "other").contains("switch s1 has groups of it"));
+            assert!(doubt(&others, "third").contains("no switch of this one"));
+            others.listed("s1", of(&[(2, false)]));
+            assert_eq!(others.doubt_about("other"), None);
+            assert!(others.doubt_about("third").is_some());
+        }
     }
 }

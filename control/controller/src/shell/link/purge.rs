@@ -20,7 +20,7 @@ impl Shared {
             None if request.remove => {
                 return Err(Invalid::missing("owner", "whose groups are to be removed").into());
             }
-            Some(owner) if *owner == self.owner => {
+            Some(owner) if *owner == self.term.owner => {
                 let why = "is this controller: destroy its groups by name";
                 return Err(Invalid::out_of_range("owner", owner, why).into());
             }
@@ -38,7 +38,7 @@ impl Shared {
 }
 
 impl Link {
-    async fn purge(&self, shared: &Shared, request: &v1::PurgeGroupsRequest) -> v1::LeftOnSwitch {
+    async fn purge(&self, shared: &Arc<Shared>, request: &v1::PurgeGroupsRequest) -> v1::LeftOnSwitch {
         let mut left = v1::LeftOnSwitch {
             switch_name: self.config.name.clone(),
             ..Default::default()
@@ -51,7 +51,7 @@ impl Link {
 
     async fn try_purge(
         &self,
-        shared: &Shared,
+        shared: &Arc<Shared>,
         request: &v1::PurgeGroupsRequest,
         left: &mut v1::LeftOnSwitch,
     ) -> Result<(), SwitchError> {
@@ -65,7 +65,7 @@ impl Link {
         for v1::InstalledGroup { rule, owner, .. } in listed.groups {
             let is_meant = match &request.owner {
                 Some(wanted) => *wanted == owner,
-                None => owner != shared.owner,
+                None => owner != shared.term.owner,
             };
             if let Some(rule) = rule.filter(|_| is_meant) {
                 left.groups.push(v1::LeftGroup {
@@ -96,7 +96,7 @@ impl Link {
             // A route without an owner is an operator's.
             let is_meant = match &request.owner {
                 Some(wanted) => *wanted == owner,
-                None => owner != shared.owner,
+                None => owner != shared.term.owner,
             };
             if owner.is_empty() || !is_meant {
                 continue;
@@ -109,6 +109,10 @@ impl Link {
                 call(within, client.remove_route(removal)).await?;
             }
             left.routes.push(prefix);
+        }
+        if request.remove {
+            // Members of groups that are gone now are told so.
+            self.reconcile(shared, &mut client).await?;
         }
         Ok(())
     }

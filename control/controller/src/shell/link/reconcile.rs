@@ -38,7 +38,7 @@ impl Link {
             brief: true,
         };
         let listed = call(shared.config.timeouts.switch, client.list_groups(request)).await?;
-        let mut found = self.sort(&mut shared.lock(), &shared.owner, listed);
+        let mut found = self.sort(&mut shared.lock(), &shared.term.owner, listed);
         let read = |core: &Core| {
             (
                 wanted(core, switch),
@@ -107,6 +107,8 @@ impl Link {
                 continue;
             };
             let (generation, is_own) = (rule.generation, owner == own);
+            // Groups of rule files have no owner.
+            let is_foreign = !is_own && !owner.is_empty();
             let group = lane_of(&rule.name).map_or(&*rule.name, |(group, _)| group);
             match is_own && !core.set_apart.contains_key(group) {
                 true => ours.push(Found {
@@ -114,8 +116,7 @@ impl Link {
                     generation,
                     group: group.to_owned(),
                 }),
-                // Groups of rule files have no owner.
-                false => others.push((mcst_id, !is_own && !owner.is_empty())),
+                false => others.push((mcst_id, Some(owner).filter(|_| is_foreign))),
             }
         }
         let switch = &self.config.name;
