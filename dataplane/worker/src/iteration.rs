@@ -186,7 +186,7 @@ impl<M: Memory> Worker<M> {
                     continue;
                 }
             };
-            match ring.push(slot.id, frame) {
+            match ring.push(slot.id, frame, patient) {
                 Ok(()) => {
                     self.stats.counters.handed_over += 1;
                     woken |= 1 << owner;

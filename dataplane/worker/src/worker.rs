@@ -29,13 +29,11 @@ use crate::meter::{Meter, Occupancy};
 use crate::outputs::Outputs;
 use crate::published::Published;
 use crate::report::WorkerStats;
+use crate::ring::Ring;
 
 pub(crate) const LINK_INTERVAL: Nanos = Nanos::from_millis(50);
 /// Longest time that an ending worker waits for its ports to send their queued frames.
 const DRAIN_MAX: Nanos = Nanos::from_secs(1);
-
-/// For frames from one worker to another, each with its ingress port.
-pub(crate) type Ring<M> = Arc<<M as Memory>::HandOver>;
 
 pub(crate) struct WorkerSetup<M: Memory> {
     pub(crate) index: usize,
@@ -45,8 +43,8 @@ pub(crate) struct WorkerSetup<M: Memory> {
     /// Control reads it.
     pub(crate) generation_in_use: Arc<AtomicU64>,
     /// Rings by worker. The entry at this worker's own index is unused.
-    pub(crate) inbound: Vec<Ring<M>>,
-    pub(crate) outbound: Vec<Ring<M>>,
+    pub(crate) inbound: Vec<Arc<Ring<M>>>,
+    pub(crate) outbound: Vec<Arc<Ring<M>>>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) notes: Sender<Note>,
     pub(crate) registrations: Sender<RegistrationFrame>,

@@ -33,6 +33,12 @@ pub(crate) const TIMERS_WORK: usize = WORK_MAX / 2;
 /// To send a frame takes as long as to combine so many bytes.
 pub(crate) const FRAME: usize = 1 << 10;
 
+/// The work of a walk over so many endpoints: it looks at 64 in the time of one frame.
+pub(crate) const fn looks(endpoints: usize) -> usize {
+    let frames = endpoints.div_ceil(64);
+    if frames == 0 { FRAME } else { frames * FRAME }
+}
+
 impl Services {
     pub(crate) fn new(config: &EngineConfig) -> Self {
         Self {
