@@ -15,7 +15,7 @@ use crate::convert::{Invalid, check_term, refuse, violations};
 use crate::transport::Address;
 use crate::v1::ControllerTerm;
 
-const METADATA: &str = "castnet-term-bin";
+const TERM: &str = "castnet-term-bin";
 const JOINED: &str = "castnet-joined-bin";
 const LEADER: &str = "castnet-leader";
 /// The field in the details of a refusal.
@@ -31,15 +31,15 @@ impl WithTerm {
         Self(BinaryMetadataValue::from_bytes(&term.encode_to_vec()))
     }
 
-    /// Adds it to the metadata of an answer.
-    pub fn answer(&self, metadata: &mut MetadataMap) {
-        metadata.insert_bin(METADATA, self.0.clone());
+    /// Adds it to the metadata of a call or an answer.
+    pub fn add_to(&self, metadata: &mut MetadataMap) {
+        metadata.insert_bin(TERM, self.0.clone());
     }
 }
 
 impl Interceptor for WithTerm {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        self.answer(request.metadata_mut());
+        self.add_to(request.metadata_mut());
         Ok(request)
     }
 }
@@ -49,7 +49,7 @@ impl Interceptor for WithTerm {
 /// # Errors
 /// The metadata cannot be decoded, or is none that a controller sends.
 pub fn term_of(metadata: &MetadataMap) -> Result<Option<ControllerTerm>, Invalid> {
-    find(metadata, METADATA)
+    find(metadata, TERM)
 }
 
 fn find(metadata: &MetadataMap, name: &'static str) -> Result<Option<ControllerTerm>, Invalid> {
@@ -71,7 +71,7 @@ pub struct JoinedAt(Arc<Mutex<Option<BinaryMetadataValue>>>);
 impl JoinedAt {
     /// From now on the term in the metadata of this answer is added. There is none in the answers of earlier controllers.
     pub fn set(&self, answer: &MetadataMap) {
-        *self.0.lock() = answer.get_bin(METADATA).cloned();
+        *self.0.lock() = answer.get_bin(TERM).cloned();
     }
 
     /// From now on no term is added.

@@ -26,14 +26,8 @@ pub(crate) enum Refusal {
     /// It may exist.
     #[error("group {name:?} is not known yet: {reason}")]
     NotKnown { name: String, reason: String },
-    #[error(
-        "the group was joined at the controller at {address} with another store (owner {owner}): {reason}"
-    )]
-    JoinedElsewhere {
-        address: String,
-        owner: String,
-        reason: String,
-    },
+    #[error("the group was joined at the controller at {address}: {reason}")]
+    JoinedElsewhere { address: String, reason: String },
     #[error("no group is created: {reason}")]
     WrongStore { reason: String },
     #[error("there is a group {name:?} already ({phase})")]

@@ -270,6 +270,7 @@ async fn begin(
         epoch: stored.epoch,
         instance: stored.instance,
         address: address.to_string(),
+        in_memory: config.store.is_none() && config.etcd.is_none(),
     };
     let core = Core::new(config.clone(), stored, Instant::now(), staged.clone());
     let shared = Arc::new(Shared::new(config, term, lead, core, staged));

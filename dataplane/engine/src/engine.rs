@@ -183,6 +183,12 @@ impl Engine {
         own.into_iter().chain(self.services.timers.poll()).min()
     }
 
+    /// From here on groups may send anew what takes some tenths of a millisecond, beside the effects of frames. Without it, that is so at each
+    /// [`Engine::handle_timeout`] only.
+    pub fn begin_iteration(&mut self) {
+        self.services.work = WORK_MAX;
+    }
+
     /// Runs due timers: LLDP, a bounded part of ageing, stall reports, retransmissions and pending emissions of a bounded number of groups.
     /// While further groups are due, so is [`Engine::poll_timeout`]: handle frames, and call it again.
     pub fn handle_timeout<E: Egress>(&mut self, now: Nanos, egress: &mut E) {

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use castnet_proto::states::Assembled;
-use castnet_proto::transport::{Call, Clients, Connection, Controllers, RETRY_DELAY, Security, retry};
+use castnet_proto::transport::{
+    Call, Clients, Connection, Controllers, Outage, RETRY_DELAY, Security, retry,
+};
 use castnet_proto::v1 as api;
 use castnet_rules::LANES_MAX;
 use tonic::{Code, Status};
@@ -15,8 +17,12 @@ use crate::error::ControllerError;
 pub(crate) type Answer<T> = Call<Result<T, ControllerError>>;
 
 /// The state of the lease, as shared with the rank's thread.
-#[derive(Debug, Default)]
-pub(crate) struct Lease(Mutex<LeaseState>);
+#[derive(Debug)]
+pub(crate) struct Lease {
+    state: Mutex<LeaseState>,
+    /// Of the rank that holds it.
+    clients: Clients,
+}
 
 #[derive(Debug, Default)]
 struct LeaseState {
@@ -26,7 +32,7 @@ struct LeaseState {
 
 impl Lease {
     fn lock(&self) -> MutexGuard<'_, LeaseState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn state(&self) -> Option<Arc<api::CollectiveState>> {
@@ -63,10 +69,13 @@ impl Control {
     /// Joins a group and holds its lease until the call is dropped. Retries for `patience` while the controller is
     /// unreachable.
     pub(crate) fn join(&self, request: api::InitGroupRequest, patience: Duration) -> (Arc<Lease>, Call<()>) {
-        let lease = Arc::new(Lease::default());
-        let (clients, held) = (self.0.clients().of_member(), lease.clone());
+        let lease = Arc::new(Lease {
+            state: Mutex::default(),
+            clients: self.0.clients(),
+        });
+        let held = lease.clone();
         let holding = self.0.spawn(async move {
-            if let Err(error) = hold(&clients, request, &held, patience).await {
+            if let Err(error) = hold(request, &held, patience).await {
                 held.lock().error = Some(error);
             }
         });
@@ -75,7 +84,7 @@ impl Control {
 
     /// Sends a blob to all ranks and returns the blobs of all.
     pub(crate) fn exchange(&self, request: api::ExchangeRequest, patience: Duration) -> Answer<Vec<Vec<u8>>> {
-        let clients = self.0.clients().clone();
+        let clients = self.0.clients();
         self.0.spawn(async move {
             let exchange = || async {
                 let answer = clients.leading().await?.exchange(request.clone()).await?;
@@ -87,7 +96,7 @@ impl Control {
 
     /// Returns the number of lanes of a collective group; 1 where it does not exist yet.
     pub(crate) fn lanes(&self, group: String, patience: Duration) -> Answer<u8> {
-        let clients = self.0.clients().clone();
+        let clients = self.0.clients();
         self.0.spawn(async move {
             let lanes = || async {
                 let group = group.clone();
@@ -104,8 +113,8 @@ impl Control {
     }
 
     /// Ends a rank's part of its group, so that no lease runs. A group that no operator made is removed when all have left.
-    pub(crate) fn end(&self, group: String, rank: u16) -> Answer<()> {
-        let clients = self.0.clients().clone();
+    pub(crate) fn end(&self, group: String, rank: u16, lease: Option<&Lease>) -> Answer<()> {
+        let clients = lease.map_or_else(|| self.0.clients(), |lease| lease.clients.clone());
         self.0.spawn(async move {
             let mut client = clients.leading().await?;
             let leave = api::LeaveGroupRequest {
@@ -137,27 +146,34 @@ fn is_transient(error: &ControllerError) -> bool {
 /// Holds the lease until the group fails or is refused. Once the group was active, it retries without limit: traffic
 /// needs no controller.
 async fn hold(
-    clients: &Clients,
     mut request: api::InitGroupRequest,
     lease: &Lease,
     patience: Duration,
 ) -> Result<(), ControllerError> {
     let start = Instant::now();
-    let mut active = None;
+    let (mut active, mut outage) = (None, Outage::begin());
     loop {
-        let ended = follow(clients, &request, lease, &mut active).await;
+        let ended = follow(&request, lease, &mut active).await;
         let error = match ended {
             Ok(true) => return Ok(()),
-            Ok(false) => ControllerError::Status {
-                code: Code::Unavailable,
-                message: "the stream has ended".into(),
-            },
+            Ok(false) => {
+                outage = Outage::begin();
+                ControllerError::Status {
+                    code: Code::Unavailable,
+                    message: "the stream has ended".into(),
+                }
+            }
             Err(error) => error,
         };
         if !is_transient(&error) || active.is_none() && start.elapsed() >= patience {
             return Err(error);
         }
-        tracing::debug!(%error, job = request.job, "the lease's stream broke");
+        match active.is_some() && outage.lasts() {
+            true => {
+                tracing::warn!(%error, job = request.job, "it goes on without its controller, and looks for it");
+            }
+            false => tracing::debug!(%error, job = request.job, "the lease's stream broke"),
+        }
         if active.is_some() {
             (request.rejoin_of, request.returns_to) = (None, active);
         }
@@ -167,13 +183,12 @@ async fn hold(
 
 /// Returns true if the group has failed or was refused, false if the stream ended. Stores the active generation.
 async fn follow(
-    clients: &Clients,
     request: &api::InitGroupRequest,
     lease: &Lease,
     active: &mut Option<u64>,
 ) -> Result<bool, ControllerError> {
     use api::CollectivePhase::{Active, Failed, Refused, Removing};
-    let mut client = clients.leading().await?;
+    let mut client = lease.clients.leading().await?;
     let answer = client.init_group(request.clone()).await?;
     let at = answer.metadata().clone();
     let mut states = answer.into_inner();
@@ -184,7 +199,7 @@ async fn follow(
         tracing::debug!(job = request.job, ?phase, reason = state.reason, "group");
         if phase == Active {
             *active = Some(state.generation);
-            clients.joined().set(&at);
+            lease.clients.joined().set(&at);
         }
         lease.lock().state = Some(Arc::new(state.clone()));
         if matches!(phase, Failed | Refused | Removing) {

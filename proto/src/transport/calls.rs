@@ -16,11 +16,37 @@ use crate::v1::controller_client;
 
 /// Delay before a failed call is repeated.
 pub const RETRY_DELAY: Duration = Duration::from_millis(200);
+/// An outage of so long is said.
+const OUTAGE_SAID: Duration = Duration::from_secs(10);
 /// Largest accepted response. The counters of 100,000 groups exceed the default of gRPC, 4 MiB.
 pub const ANSWER_BYTES_MAX: usize = 1 << 30;
 
 /// Client of the controller. The calls of a member say where it has joined.
 pub type ControllerClient = controller_client::ControllerClient<InterceptedService<Channel, JoinedAt>>;
+
+/// Calls that fail, one after the other. Who goes on without them says so once, if it lasts.
+#[derive(Debug)]
+pub struct Outage {
+    since: Instant,
+    is_said: bool,
+}
+
+impl Outage {
+    /// It begins now.
+    pub fn begin() -> Self {
+        Self {
+            since: Instant::now(),
+            is_said: false,
+        }
+    }
+
+    /// A further call has failed. Returns whether to say so.
+    pub fn lasts(&mut self) -> bool {
+        let says = !self.is_said && self.since.elapsed() >= OUTAGE_SAID;
+        self.is_said |= says;
+        says
+    }
+}
 
 /// Repeats `call` for `patience` while it fails with a transient error.
 pub async fn retry<T, E: Display, F: Future<Output = Result<T, E>>>(

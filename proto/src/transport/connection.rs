@@ -20,7 +20,7 @@ static CONNECTIONS: Mutex<Vec<Weak<Connection>>> = Mutex::new(Vec::new());
 #[derive(Debug)]
 pub struct Connection {
     calls: CallThread,
-    clients: Clients,
+    shared: Arc<Shared>,
 }
 
 impl Connection {
@@ -31,13 +31,13 @@ impl Connection {
     pub fn to(controllers: &Controllers, security: &Security) -> io::Result<Arc<Self>> {
         let mut all = CONNECTIONS.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|known| known.strong_count() > 0);
-        let fits = |known: &Arc<Self>| known.clients.fit(controllers, security);
+        let fits = |known: &Arc<Self>| known.shared.fits(controllers, security);
         if let Some(known) = all.iter().filter_map(Weak::upgrade).find(fits) {
             return Ok(known);
         }
         let new = Arc::new(Self {
             calls: CallThread::start("castnet-calls")?,
-            clients: Clients::new(controllers, security),
+            shared: Arc::new(Shared::new(controllers, security)),
         });
         all.push(Arc::downgrade(&new));
         Ok(new)
@@ -48,13 +48,16 @@ impl Connection {
         self.calls.spawn(call)
     }
 
-    /// For the calls that this connection runs.
-    pub fn clients(&self) -> &Clients {
-        &self.clients
+    /// Clients of one member or rank, which has not joined yet, for the calls that this connection runs.
+    pub fn clients(&self) -> Clients {
+        Clients {
+            shared: self.shared.clone(),
+            joined: JoinedAt::default(),
+        }
     }
 }
 
-/// Clients over one connection. They work in the calls of their [`Connection`].
+/// Clients over one connection, which work in the calls of their [`Connection`]. Clones have joined the same group.
 #[derive(Clone, Debug)]
 pub struct Clients {
     shared: Arc<Shared>,
@@ -70,38 +73,28 @@ struct Shared {
     found: tokio::sync::Mutex<Result<Channel, TransportError>>,
 }
 
-impl Clients {
+impl Shared {
     fn new(controllers: &Controllers, security: &Security) -> Self {
-        let shared = Shared {
+        Self {
             controllers: controllers.clone(),
             security: security.clone(),
             looks: AtomicU64::new(0),
             found: tokio::sync::Mutex::new(Err(TransportError::NoController)),
-        };
-        Self {
-            shared: Arc::new(shared),
-            joined: JoinedAt::default(),
         }
     }
 
-    /// Clients of one member over the same connection, which has not joined yet.
-    pub fn of_member(&self) -> Self {
-        Self {
-            shared: self.shared.clone(),
-            joined: JoinedAt::default(),
-        }
+    fn fits(&self, controllers: &Controllers, security: &Security) -> bool {
+        self.controllers == *controllers && self.security == *security
     }
+}
 
+impl Clients {
     /// Where this member has joined.
     pub fn joined(&self) -> &JoinedAt {
         &self.joined
     }
 
-    fn fit(&self, controllers: &Controllers, security: &Security) -> bool {
-        self.shared.controllers == *controllers && self.shared.security == *security
-    }
-
-    /// A client of the controller that leads. Connects if there is no connection, or another controller leads now. Those
+    /// A client of the controller that leads, and that knows where this member has joined. Connects if there is no connection, or another controller leads now. Those
     /// who ask at the same time get the same answer.
     ///
     /// # Errors
@@ -112,11 +105,11 @@ impl Clients {
         let mut found = shared.found.lock().await;
         if shared.looks.load(Ordering::Relaxed) == looks {
             let leads = match &mut *found {
-                Ok(channel) => leads(channel.clone(), &shared.controllers).await,
+                Ok(channel) => leads(channel.clone(), &self.joined, &shared.controllers).await,
                 Err(_) => false,
             };
             if !leads {
-                *found = leading(&shared.controllers, &shared.security).await;
+                *found = leading(&shared.controllers, &shared.security, &self.joined).await;
             }
             shared.looks.fetch_add(1, Ordering::Relaxed);
         }
@@ -125,8 +118,8 @@ impl Clients {
 }
 
 /// Whether the controller at the other end still leads.
-async fn leads(channel: Channel, controllers: &Controllers) -> bool {
-    let mut client = client(channel, JoinedAt::default());
+async fn leads(channel: Channel, joined: &JoinedAt, controllers: &Controllers) -> bool {
+    let mut client = client(channel, joined.clone());
     let patience = controllers.only().map_or(NEXT_AFTER, |_| CONNECT_TIMEOUT);
     match timeout(patience, client.find_leader(FindLeaderRequest {})).await {
         Ok(Err(status)) => !matches!(

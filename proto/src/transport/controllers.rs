@@ -63,8 +63,9 @@ pub async fn controller(
     controllers: &Controllers,
     security: &Security,
 ) -> Result<ControllerClient, TransportError> {
-    let channel = leading(controllers, security).await?;
-    Ok(client(channel, JoinedAt::default()))
+    let joined = JoinedAt::default();
+    let channel = leading(controllers, security, &joined).await?;
+    Ok(client(channel, joined))
 }
 
 pub(super) fn client(channel: Channel, joined: JoinedAt) -> ControllerClient {
@@ -72,16 +73,17 @@ pub(super) fn client(channel: Channel, joined: JoinedAt) -> ControllerClient {
         .max_decoding_message_size(ANSWER_BYTES_MAX)
 }
 
-/// As [`controller`].
+/// As [`controller`], for a member that has joined: one on another store does not lead for it.
 pub(super) async fn leading(
     controllers: &Controllers,
     security: &Security,
+    joined: &JoinedAt,
 ) -> Result<Channel, TransportError> {
     let mut untried: VecDeque<Address> = controllers.0.iter().cloned().collect();
     let mut tried: Vec<Address> = Vec::new();
     let mut last = TransportError::NoController;
     while let Some(address) = untried.pop_front() {
-        let found = find_leader(&address, security);
+        let found = find_leader(&address, security, joined);
         let found = match untried.is_empty() {
             true => found.await,
             false => match timeout(NEXT_AFTER, found).await {
@@ -109,9 +111,10 @@ pub(super) async fn leading(
 async fn find_leader(
     address: &Address,
     security: &Security,
+    joined: &JoinedAt,
 ) -> Result<Channel, (TransportError, Option<Address>)> {
     let channel = connect(address, security).await.map_err(|error| (error, None))?;
-    let mut client = client(channel.clone(), JoinedAt::default());
+    let mut client = client(channel.clone(), joined.clone());
     match client.find_leader(FindLeaderRequest {}).await {
         Err(status) if status.code() == Code::Unavailable => {
             let leader = leader_of(&status);

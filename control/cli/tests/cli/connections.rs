@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use castnet_comm::Operation;
 use castnet_member::StreamHeader;
 use castnet_proto::term::joined_at;
-use castnet_proto::transport::{Address, Connection, Security, serve};
+use castnet_proto::transport::{Address, Connection, Security, Server, serve};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
@@ -89,7 +89,7 @@ async fn all_ranks_and_members_of_a_process_share_one_connection() {
 /// Answers as a controller on another store, and notes the calls of those who say where they have joined. Who does not say so is told that its
 /// group is gone.
 #[derive(Clone)]
-struct Elsewhere(mpsc::UnboundedSender<String>);
+struct Elsewhere(mpsc::UnboundedSender<()>);
 
 impl NamedService for Elsewhere {
     const NAME: &'static str = "castnet.v1.Controller";
@@ -107,7 +107,7 @@ impl Service<http::Request<Body>> for Elsewhere {
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let status = match joined_at(request.headers()).expect("a term") {
             Some(_) => {
-                let _ = self.0.send(request.uri().path().to_owned());
+                let _ = self.0.send(());
                 Status::unavailable("it has another store")
             }
             None => Status::not_found("there is no such group"),
@@ -116,20 +116,21 @@ impl Service<http::Request<Body>> for Elsewhere {
     }
 }
 
-/// Lets a controller on another store answer at `place` until those who have joined have made `calls` calls of this name, and then the one
-/// that knows their groups.
-async fn answer_elsewhere(fabric: &mut Fabric, place: &Address, calls: usize, name: &str) {
-    fabric.stop_controller().await;
+/// Stops the controller, lets one on another store answer at `elsewhere` until those who have joined have asked it some times, and starts
+/// the one that knows their groups again. The other one stays.
+async fn answer_elsewhere(fabric: &mut Fabric, elsewhere: &Address) -> Server {
     let (to, mut from) = mpsc::unbounded_channel();
-    let other = serve(place, &Security::default(), Routes::new(Elsewhere(to))).await;
+    let other = serve(elsewhere, &Security::default(), Routes::new(Elsewhere(to))).await;
     let other = other.expect("a server");
-    for _ in 0..calls {
-        while timeout(PATIENCE, from.recv()).await.expect("in time")
-            != Some(format!("/castnet.v1.Controller/{name}"))
-        {}
+    fabric.stop_controller().await;
+    for _ in 0..8 {
+        timeout(PATIENCE, from.recv())
+            .await
+            .expect("in time")
+            .expect("a call");
     }
-    other.stop().await;
     fabric.start_controller().await;
+    other
 }
 
 /// A source's bytes: most come when the others agree.
@@ -158,11 +159,12 @@ async fn who_has_joined_believes_no_controller_on_another_store() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut fabric = Fabric::new().await;
     fabric.stop_controller().await;
-    let place: Address = format!("unix:{}", folder.path().join("c.sock").display())
-        .parse()
-        .expect("an address");
-    fabric.controllers = place.clone().into();
-    (fabric.config.listen, fabric.config.store) = (place.clone(), Some(folder.path().join("c.redb")));
+    let at = |name: &str| format!("unix:{}", folder.path().join(name).display());
+    let (place, elsewhere): (Address, Address) =
+        (at("c").parse().expect("one"), at("x").parse().expect("one"));
+    // The other one is asked first.
+    fabric.controllers = format!("{elsewhere},{place}").parse().expect("a list");
+    (fabric.config.listen, fabric.config.store) = (place, Some(folder.path().join("c.redb")));
     fabric.start_controller().await;
 
     let barrier = Arc::new(Barrier::new(5));
@@ -185,11 +187,12 @@ async fn who_has_joined_believes_no_controller_on_another_store() {
         spawn_blocking(move || drop(barrier.wait()))
     };
     meet().await.expect("no panic");
-    answer_elsewhere(&mut fabric, &place, 8, "InitGroup").await;
+    let other = answer_elsewhere(&mut fabric, &elsewhere).await;
     meet().await.expect("no panic");
     for rank in ranks {
         rank.await.expect("no panic");
     }
+    other.stop().await;
 
     let create = "group create g --source h0 --members h1,h2,h3";
     fabric.run(create.split(' ').collect()).await;
@@ -207,7 +210,7 @@ async fn who_has_joined_believes_no_controller_on_another_store() {
         spawn_blocking(move || drop(barrier.wait()))
     };
     meet().await.expect("no panic");
-    answer_elsewhere(&mut fabric, &place, 8, "GetGroup").await;
+    let _other = answer_elsewhere(&mut fabric, &elsewhere).await;
     meet().await.expect("no panic");
     source.await.expect("no panic").expect("all is acknowledged");
     for receiver in receivers {

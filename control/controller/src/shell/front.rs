@@ -91,7 +91,7 @@ impl Answers<http::Request<Body>> for Front {
             }
         };
         let known = joined_at(request.headers()).map_err(Refusal::from);
-        let known = known.and_then(|joined| joined.map_or(Ok(()), |joined| shared.knows_groups_of(&joined)));
+        let known = known.and_then(|joined| joined.map_or(Ok(()), |joined| shared.check_joined(&joined)));
         if let Err(refused) = known {
             return Box::pin(async move { Ok(Status::from(refused).into_http()) });
         }

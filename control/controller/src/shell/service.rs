@@ -107,7 +107,7 @@ impl Service {
         let messages = call.messages();
         let show = move |(state, sent): Step<C::State>| messages(&state, sent.as_deref());
         let mut answer = self.stream(show, |to| follow(call, to))?;
-        self.shared.with_term.answer(answer.metadata_mut());
+        self.shared.with_term.add_to(answer.metadata_mut());
         Ok(answer)
     }
 

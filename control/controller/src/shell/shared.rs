@@ -174,30 +174,32 @@ impl Shared {
     }
 
     /// Fails if this controller may not know what became of a group that was joined at the controller of this term.
-    pub(crate) fn knows_groups_of(&self, joined: &v1::ControllerTerm) -> Result<(), Refusal> {
+    pub(crate) fn check_joined(&self, joined: &v1::ControllerTerm) -> Result<(), Refusal> {
         let v1::ControllerTerm {
             owner,
             epoch,
             instance,
             ..
         } = &self.term;
-        let reason = match joined.owner == *owner {
-            true if joined.epoch > *epoch => format!(
-                "it ran on this store later (epoch {} after {epoch}): start it with the store as that controller left it",
-                joined.epoch
-            ),
-            true if joined.epoch == *epoch && joined.instance != *instance => {
-                "it runs on a copy of the same store: stop one of them".into()
-            }
-            true => return Ok(()),
-            false => match self.core.lock().doubt_about(&joined.owner) {
-                Some(reason) => reason,
-                None => return Ok(()),
-            },
+        let (of, later) = (&joined.owner, joined.epoch);
+        let reason = if of == owner && later > *epoch {
+            format!(
+                "it has begun on this store later (epoch {later} after {epoch}): start the controller with the store as that one has left \
+                 it, or import that with --above {later}"
+            )
+        } else if of == owner && later == *epoch && joined.instance != *instance {
+            "it runs on a copy of the same store: stop one of them".into()
+        // What is in memory alone ends with its controller, as everybody knows.
+        } else if of == owner || joined.in_memory || self.core.lock().others.are_gone(of) {
+            return Ok(());
+        } else {
+            format!(
+                "it has another store (owner {of}): start it again, or, where its groups are to go, say so with castnet group purge \
+                 --owner {of} --yes"
+            )
         };
         Err(Refusal::JoinedElsewhere {
             address: joined.address.clone(),
-            owner: joined.owner.clone(),
             reason,
         })
     }

@@ -142,13 +142,6 @@ impl Core {
         }
     }
 
-    /// Why groups that were joined at a controller with this owner may exist, although this one does not know them.
-    pub(crate) fn doubt_about(&self, owner: &str) -> Option<String> {
-        // What is in memory alone ends with its controller, as everybody knows.
-        let is_stored = self.config.store.is_some() || self.config.etcd.is_some();
-        self.others.doubt_about(owner).filter(|_| is_stored)
-    }
-
     /// Whether a switch that answers has not told yet what it has, while that is of interest.
     pub(crate) fn waits_for_lists(&self) -> bool {
         let down = |switch: &String| {

@@ -2,8 +2,8 @@
 //!
 //! A controller on an empty store knows of no group. Where switches have groups of other controllers, the store may be the wrong one (a
 //! mistyped path is enough), and those groups its own. So until an operator says that the store is meant to be new, it creates none, and
-//! tells nobody that a group is gone. A controller on a store with groups may be on the wrong one as well: it tells nobody who has joined at
-//! another controller that a group is gone, before it has seen that the switches have no group of that one any more.
+//! tells nobody that a group is gone. A controller on a store with groups may be on the wrong one as well: who has joined at another controller
+//! is not told by it that its group is gone, before an operator has purged the groups of that one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,20 +13,23 @@ use castnet_wire::McstId;
 pub(crate) struct Others {
     /// The store has no groups, and nobody has said that this is meant.
     is_new: bool,
-    /// Switches may have groups of this controller that it does not know.
-    has_unread: bool,
-    /// Switches that have not told yet what they have.
+    /// Switches that have not told yet what they have, while that is of interest.
     unasked: BTreeSet<String>,
     /// By switch; none without any.
     on: BTreeMap<String, On>,
-    /// All other owners that have had groups on a switch since this controller began.
-    owners: BTreeSet<String>,
+    /// Owners whose groups an operator has purged.
+    purged: BTreeSet<String>,
+    /// Owners whose members have asked here, as the log says. Members make them up, so they are bounded.
+    asked_for: BTreeSet<String>,
 }
+
+/// Most owners in the log.
+const ASKED_FOR_MAX: usize = 16;
 
 struct On {
     mcst_ids: BTreeSet<McstId>,
-    /// Numbers of groups of other owners.
-    foreign: BTreeMap<String, usize>,
+    /// Groups of other owners.
+    foreign: usize,
 }
 
 impl Others {
@@ -34,42 +37,52 @@ impl Others {
     pub(crate) fn new(is_new: bool, has_unread: bool, switches: impl Iterator<Item = String>) -> Self {
         Self {
             is_new,
-            has_unread,
-            unasked: switches.collect(),
+            unasked: switches.filter(|_| is_new || has_unread).collect(),
             on: BTreeMap::new(),
-            owners: BTreeSet::new(),
+            purged: BTreeSet::new(),
+            asked_for: BTreeSet::new(),
         }
     }
 
-    /// Notes what a switch has, all of it: each group's McstID, and its owner, if that is another controller. Those of this controller
-    /// are of records that do not read. Returns whether it is the first sign that the store may be the wrong one.
-    pub(crate) fn listed(
-        &mut self,
-        switch: &str,
-        groups: impl Iterator<Item = (McstId, Option<String>)>,
-    ) -> bool {
+    /// Notes what a switch has, all of it: each group's McstID, and whether it is of another owner. Those of this controller are of records
+    /// that do not read. Returns whether it is the first sign that the store may be the wrong one.
+    pub(crate) fn listed(&mut self, switch: &str, groups: impl Iterator<Item = (McstId, bool)>) -> bool {
         let before = self.wrong_store().is_some();
-        let (mut mcst_ids, mut foreign) = (BTreeSet::new(), BTreeMap::new());
-        for (mcst_id, owner) in groups {
+        let (mut mcst_ids, mut foreign) = (BTreeSet::new(), 0);
+        for (mcst_id, is_foreign) in groups {
             mcst_ids.insert(mcst_id);
-            if let Some(owner) = owner {
-                *foreign.entry(owner).or_default() += 1;
-            }
+            foreign += usize::from(is_foreign);
         }
-        self.owners.extend(foreign.keys().cloned());
         self.unasked.remove(switch);
         match mcst_ids.is_empty() {
             true => drop(self.on.remove(switch)),
             false => drop(self.on.insert(switch.into(), On { mcst_ids, foreign })),
         }
         // A fabric without groups of others has nothing to lose.
-        self.is_new &= !self.unasked.is_empty() || self.on.values().any(|on| !on.foreign.is_empty());
+        self.is_new &= !self.unasked.is_empty() || self.on.values().any(|on| on.foreign > 0);
         !before && self.wrong_store().is_some()
     }
 
-    /// Switches that have not told yet what they have, while it decides whether a group may be created.
     pub(crate) fn unasked(&self) -> impl Iterator<Item = &String> {
-        self.unasked.iter().filter(|_| self.is_new || self.has_unread)
+        self.unasked.iter()
+    }
+
+    /// An operator has said that the groups of this owner are to go.
+    pub(crate) fn purge(&mut self, owner: &str) {
+        self.purged.insert(owner.into());
+    }
+
+    /// Whether groups that were joined at a controller of another owner are gone. Who is not told so waits for that controller: the log says it
+    /// once.
+    pub(crate) fn are_gone(&mut self, owner: &str) -> bool {
+        let are_gone = self.purged.contains(owner);
+        if !are_gone && self.asked_for.len() < ASKED_FOR_MAX && self.asked_for.insert(owner.into()) {
+            tracing::warn!(
+                "members of groups of another controller ask this one: start that one again with its store (owner {owner}), or, where its \
+                 groups are to go, say so with castnet group purge --owner {owner} --yes"
+            );
+        }
+        are_gone
     }
 
     /// Whether a switch has something else at this address.
@@ -79,12 +92,8 @@ impl Others {
 
     /// Why the store may be the wrong one.
     pub(crate) fn wrong_store(&self) -> Option<String> {
-        let mut of = self
-            .on
-            .iter()
-            .filter(|(_, on)| self.is_new && !on.foreign.is_empty());
+        let mut of = self.on.iter().filter(|(_, on)| self.is_new && on.foreign > 0);
         let (switch, On { foreign, .. }) = of.next()?;
-        let foreign: usize = foreign.values().sum();
         let more = match of.count() {
             0 => String::new(),
             more => format!(", and {more} more switch(es) have some"),
@@ -103,36 +112,16 @@ impl Others {
             Some(format!("{what} {switch} has"))
         })
     }
-
-    /// Why groups of another owner may exist that this controller does not know.
-    pub(crate) fn doubt_about(&self, owner: &str) -> Option<String> {
-        let has = |(_, on): &(&String, &On)| on.foreign.contains_key(owner);
-        if let Some((switch, _)) = self.on.iter().find(has) {
-            return Some(format!(
-                "switch {switch} has groups of it: start it again, or remove them with castnet group purge --owner {owner}"
-            ));
-        }
-        match (self.unasked.first(), self.owners.contains(owner)) {
-            (Some(switch), _) => Some(format!(
-                "this one has not seen yet what switch {switch} has of it"
-            )),
-            (None, false) => Some("no switch of this one has had groups of it".into()),
-            (None, true) => None,
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(groups: &[(u8, bool)]) -> impl Iterator<Item = (McstId, Option<String>)> {
-        groups.iter().map(|(n, is_foreign)| {
-            (
-                McstId([10, 200, 0, *n].into()),
-                is_foreign.then(|| "other".into()),
-            )
-        })
+    fn of(groups: &[(u8, bool)]) -> impl Iterator<Item = (McstId, bool)> {
+        groups
+            .iter()
+            .map(|(n, is_foreign)| (McstId([10, 200, 0, *n].into()), *is_foreign))
     }
 
     fn new(is_new: bool) -> Others {
@@ -172,26 +161,21 @@ mod tests {
     }
 
     #[test]
+    fn the_groups_of_another_owner_are_gone_once_an_operator_has_purged_them() {
+        let mut others = new(false);
+        for owner in 0..100 {
+            assert!(!others.are_gone(&format!("owner {owner}")));
+        }
+        assert_eq!(others.asked_for.len(), ASKED_FOR_MAX);
+        others.purge("owner 1");
+        assert!(others.are_gone("owner 1") && !others.are_gone("owner 2"));
+    }
+
+    #[test]
     fn a_store_that_is_known_is_never_in_doubt() {
         let mut others = new(false);
         assert!(!others.listed("s0", of(&[(1, true)])));
         assert_eq!((others.doubt(), others.wrong_store()), (None, None));
         assert!(others.have(McstId([10, 200, 0, 1].into())));
-    }
-
-    #[test]
-    fn the_groups_of_another_owner_are_gone_once_no_switch_has_them_any_more() {
-        for is_new in [false, true] {
-            let mut others = new(is_new);
-            let doubt = |others: &Others, owner: &str| others.doubt_about(owner).unwrap_or_default();
-            assert!(doubt(&others, "other").contains("what switch s0 has"));
-            others.listed("s0", of(&[]));
-            others.listed("s1", of(&[(1, true)]));
-            assert!(doubt(&others, "other").contains("switch s1 has groups of it"));
-            assert!(doubt(&others, "third").contains("no switch of this one"));
-            others.listed("s1", of(&[(2, false)]));
-            assert_eq!(others.doubt_about("other"), None);
-            assert!(others.doubt_about("third").is_some());
-        }
     }
 }

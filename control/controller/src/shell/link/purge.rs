@@ -26,6 +26,10 @@ impl Shared {
             }
             _ => {}
         }
+        if let Some(owner) = request.owner.as_ref().filter(|_| request.remove) {
+            // Also where no switch has any more: members may wait for that owner.
+            self.lock().others.purge(owner);
+        }
         let mut switches = JoinSet::new();
         for link in self.links.values() {
             let (shared, link, request) = (self.clone(), link.clone(), request.clone());
@@ -38,7 +42,7 @@ impl Shared {
 }
 
 impl Link {
-    async fn purge(&self, shared: &Arc<Shared>, request: &v1::PurgeGroupsRequest) -> v1::LeftOnSwitch {
+    async fn purge(&self, shared: &Shared, request: &v1::PurgeGroupsRequest) -> v1::LeftOnSwitch {
         let mut left = v1::LeftOnSwitch {
             switch_name: self.config.name.clone(),
             ..Default::default()
@@ -51,7 +55,7 @@ impl Link {
 
     async fn try_purge(
         &self,
-        shared: &Arc<Shared>,
+        shared: &Shared,
         request: &v1::PurgeGroupsRequest,
         left: &mut v1::LeftOnSwitch,
     ) -> Result<(), SwitchError> {
@@ -109,10 +113,6 @@ impl Link {
                 call(within, client.remove_route(removal)).await?;
             }
             left.routes.push(prefix);
-        }
-        if request.remove {
-            // Members of groups that are gone now are told so.
-            self.reconcile(shared, &mut client).await?;
         }
         Ok(())
     }

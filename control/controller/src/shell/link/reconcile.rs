@@ -107,8 +107,6 @@ impl Link {
                 continue;
             };
             let (generation, is_own) = (rule.generation, owner == own);
-            // Groups of rule files have no owner.
-            let is_foreign = !is_own && !owner.is_empty();
             let group = lane_of(&rule.name).map_or(&*rule.name, |(group, _)| group);
             match is_own && !core.set_apart.contains_key(group) {
                 true => ours.push(Found {
@@ -116,7 +114,8 @@ impl Link {
                     generation,
                     group: group.to_owned(),
                 }),
-                false => others.push((mcst_id, Some(owner).filter(|_| is_foreign))),
+                // Groups of rule files have no owner.
+                false => others.push((mcst_id, !is_own && !owner.is_empty())),
             }
         }
         let switch = &self.config.name;

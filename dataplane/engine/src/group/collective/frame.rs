@@ -153,7 +153,7 @@ where
                 break;
             }
             self.machine.handle_timeout(cx.now, effects);
-            charge(work, effects, 0);
+            charge(work, effects, self.machine.ready_count());
             cx.observer
                 .step(|| Step::new(Stage::Machine, explain::all(self, effects), "a timer was due"));
             carry_out(cx, &mut effect_cx, self, effects, None);
