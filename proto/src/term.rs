@@ -111,6 +111,11 @@ pub fn is_term_over(status: &Status) -> bool {
     status.code() == Code::FailedPrecondition && violations(status).iter().any(|v| v.field == FIELD)
 }
 
+/// Whether a controller has refused a call as its caller has joined at one with another store, or with a later copy of it.
+pub fn is_joined_elsewhere(status: &Status) -> bool {
+    status.code() == Code::Unavailable && violations(status).iter().any(|v| v.field == FIELD)
+}
+
 /// The status of a controller that does not lead. `leader`: the address of the one that does.
 pub fn not_leading(reason: impl Into<String>, leader: Option<&str>) -> Status {
     let mut status = Status::unavailable(reason);

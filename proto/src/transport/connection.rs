@@ -10,7 +10,7 @@ use tonic::transport::Channel;
 
 use super::controllers::{NEXT_AFTER, client, leading};
 use super::{CONNECT_TIMEOUT, Call, CallThread, ControllerClient, Controllers, Security, TransportError};
-use crate::term::JoinedAt;
+use crate::term::{JoinedAt, is_joined_elsewhere};
 use crate::v1::FindLeaderRequest;
 
 static CONNECTIONS: Mutex<Vec<Weak<Connection>>> = Mutex::new(Vec::new());
@@ -94,8 +94,8 @@ impl Clients {
         &self.joined
     }
 
-    /// A client of the controller that leads, and that knows where this member has joined. Connects if there is no connection, or another controller leads now. Those
-    /// who ask at the same time get the same answer.
+    /// A client of the controller that leads; for a member that has joined, of one that knows its group. Connects if there is no connection, or
+    /// another controller leads now. Those who ask at the same time get the same answer.
     ///
     /// # Errors
     /// As [`controller`](super::controller).
@@ -122,6 +122,8 @@ async fn leads(channel: Channel, joined: &JoinedAt, controllers: &Controllers) -
     let mut client = client(channel, joined.clone());
     let patience = controllers.only().map_or(NEXT_AFTER, |_| CONNECT_TIMEOUT);
     match timeout(patience, client.find_leader(FindLeaderRequest {})).await {
+        // There is no other one: its calls are refused with the reason, over this connection.
+        Ok(Err(status)) if is_joined_elsewhere(&status) => controllers.only().is_some(),
         Ok(Err(status)) => !matches!(
             status.code(),
             Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Internal
