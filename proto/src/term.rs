@@ -74,6 +74,10 @@ impl JoinedAt {
         *self.0.lock() = answer.get_bin(TERM).cloned();
     }
 
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.lock().is_some()
+    }
+
     /// From now on no term is added.
     pub fn clear(&self) {
         *self.0.lock() = None;
@@ -111,7 +115,12 @@ pub fn is_term_over(status: &Status) -> bool {
     status.code() == Code::FailedPrecondition && violations(status).iter().any(|v| v.field == FIELD)
 }
 
-/// Whether a controller has refused a call as its caller has joined at one with another store, or with a later copy of it.
+/// The status for a member that has joined at a controller with another store, or with a later copy of this one.
+pub fn joined_elsewhere(reason: impl Into<String>) -> Status {
+    refuse(Code::Unavailable, FIELD, reason)
+}
+
+/// Whether a status is from [`joined_elsewhere`].
 pub fn is_joined_elsewhere(status: &Status) -> bool {
     status.code() == Code::Unavailable && violations(status).iter().any(|v| v.field == FIELD)
 }

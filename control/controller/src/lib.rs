@@ -98,7 +98,7 @@ impl Controller {
         Self::serve(config, place).await
     }
 
-    /// Like [`Controller::start`], with this store instead of the configured one.
+    /// Like [`Controller::start`], with this store instead of the configured one. Members take it for one in memory: their groups end with it.
     pub async fn start_with(config: Config, store: Arc<dyn Store>) -> Result<Self, StartError> {
         config.check()?;
         Self::serve(config, Place::Given(store)).await

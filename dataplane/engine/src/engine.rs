@@ -183,8 +183,7 @@ impl Engine {
         own.into_iter().chain(self.services.timers.poll()).min()
     }
 
-    /// From here on groups may send anew what takes some tenths of a millisecond, beside the effects of frames. Without it, that is so at each
-    /// [`Engine::handle_timeout`] only.
+    /// Gives groups new work for this iteration. Without it, only [`Engine::handle_timeout`] does.
     pub fn begin_iteration(&mut self) {
         self.services.work = WORK_MAX;
     }

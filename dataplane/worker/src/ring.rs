@@ -7,8 +7,8 @@ use castnet_port::{HandOver, Memory, Popped};
 use castnet_wire::{DropReason, PortId};
 use crossbeam::utils::CachePadded;
 
-/// Most frames of one port for each slot that is free. A flood by one port leaves a third of the ring to the others; floods by several leave
-/// less, but some.
+/// Most frames of one port for each slot that is free. A port that floods leaves a third of the ring to the others; several leave less, but
+/// never nothing.
 const SHARE: usize = 2;
 
 /// Frames by port. One thread counts.
@@ -39,7 +39,7 @@ impl<M: Memory> Ring<M> {
         }
     }
 
-    /// The number of frames of this port that may be pushed until this is asked again: then it has [`SHARE`] in the ring for each free slot.
+    /// The number of further frames of this port for which there is room: with them it has [`SHARE`] in the ring for each slot that is free.
     pub(crate) fn share(&self, port: PortId) -> usize {
         let [pushed, popped] =
             [&self.pushed, &self.popped].map(|counts| counts[port.index()].load(Ordering::Relaxed));
@@ -48,7 +48,7 @@ impl<M: Memory> Ring<M> {
         most.div_ceil(SHARE + 1)
     }
 
-    /// As [`HandOver::push`]. Who pushes sees to the share of the port.
+    /// As [`HandOver::push`]. The caller keeps to the share of the port.
     ///
     /// # Errors
     /// As [`HandOver::push`].

@@ -281,14 +281,20 @@ impl<M: Memory> Worker<M> {
         let start = self.setup.clock.now();
         loop {
             let now = self.setup.clock.now();
+            self.engine.begin_iteration();
             let taken = self.take_over(now);
+            // What groups have queued, and no other timers.
+            let is_queued = self.engine.poll_timeout() == Some(Nanos::ZERO);
+            if is_queued {
+                self.engine.handle_timeout(now, &mut self.outputs);
+            }
             for slot in &mut self.outputs.slots {
                 slot.port.poll(now);
             }
             self.outputs.flush();
             self.outputs.poll_pfc(now);
             let held = self.outputs.pending();
-            if taken == 0 && (held == 0 || now.since(start) > DRAIN_MAX) {
+            if taken == 0 && (held == 0 && !is_queued || now.since(start) > DRAIN_MAX) {
                 return;
             }
             if taken == 0 {

@@ -82,9 +82,19 @@ impl Control {
         (lease, holding)
     }
 
+    /// The clients of a rank with this lease, or of one that has not joined.
+    fn clients(&self, lease: Option<&Lease>) -> Clients {
+        lease.map_or_else(|| self.0.clients(), |lease| lease.clients.clone())
+    }
+
     /// Sends a blob to all ranks and returns the blobs of all.
-    pub(crate) fn exchange(&self, request: api::ExchangeRequest, patience: Duration) -> Answer<Vec<Vec<u8>>> {
-        let clients = self.0.clients();
+    pub(crate) fn exchange(
+        &self,
+        request: api::ExchangeRequest,
+        lease: Option<&Lease>,
+        patience: Duration,
+    ) -> Answer<Vec<Vec<u8>>> {
+        let clients = self.clients(lease);
         self.0.spawn(async move {
             let exchange = || async {
                 let answer = clients.leading().await?.exchange(request.clone()).await?;
@@ -114,7 +124,7 @@ impl Control {
 
     /// Ends a rank's part of its group, so that no lease runs. A group that no operator made is removed when all have left.
     pub(crate) fn end(&self, group: String, rank: u16, lease: Option<&Lease>) -> Answer<()> {
-        let clients = lease.map_or_else(|| self.0.clients(), |lease| lease.clients.clone());
+        let clients = self.clients(lease);
         self.0.spawn(async move {
             let mut client = clients.leading().await?;
             let leave = api::LeaveGroupRequest {
@@ -153,16 +163,17 @@ async fn hold(
     let start = Instant::now();
     let (mut active, mut outage) = (None, Outage::begin());
     loop {
-        let ended = follow(&request, lease, &mut active).await;
+        let mut is_accepted = false;
+        let ended = follow(&request, lease, (&mut active, &mut is_accepted)).await;
+        if is_accepted {
+            outage = Outage::begin();
+        }
         let error = match ended {
             Ok(true) => return Ok(()),
-            Ok(false) => {
-                outage = Outage::begin();
-                ControllerError::Status {
-                    code: Code::Unavailable,
-                    message: "the stream has ended".into(),
-                }
-            }
+            Ok(false) => ControllerError::Status {
+                code: Code::Unavailable,
+                message: "the stream has ended".into(),
+            },
             Err(error) => error,
         };
         if !is_transient(&error) || active.is_none() && start.elapsed() >= patience {
@@ -170,7 +181,7 @@ async fn hold(
         }
         match active.is_some() && outage.lasts() {
             true => {
-                tracing::warn!(%error, job = request.job, "it goes on without its controller, and looks for it");
+                tracing::warn!(%error, job = request.job, "the rank goes on without its controller");
             }
             false => tracing::debug!(%error, job = request.job, "the lease's stream broke"),
         }
@@ -181,15 +192,17 @@ async fn hold(
     }
 }
 
-/// Returns true if the group has failed or was refused, false if the stream ended. Stores the active generation.
+/// Returns true if the group has failed or was refused, false if the stream ended. Stores the active generation, and whether the controller has
+/// accepted the call.
 async fn follow(
     request: &api::InitGroupRequest,
     lease: &Lease,
-    active: &mut Option<u64>,
+    (active, is_accepted): (&mut Option<u64>, &mut bool),
 ) -> Result<bool, ControllerError> {
     use api::CollectivePhase::{Active, Failed, Refused, Removing};
     let mut client = lease.clients.leading().await?;
     let answer = client.init_group(request.clone()).await?;
+    *is_accepted = true;
     let at = answer.metadata().clone();
     let mut states = answer.into_inner();
     let mut group = Assembled::default();

@@ -210,7 +210,7 @@ impl Controller {
                         return;
                     }
                     Err(error) if outage.lasts() => {
-                        tracing::warn!(self.group, %error, "it goes on without its controller, and looks for it");
+                        tracing::warn!(self.group, %error, "the member goes on without its controller");
                     }
                     Err(error) => tracing::debug!(self.group, %error, "calling again"),
                 }

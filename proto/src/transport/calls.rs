@@ -16,7 +16,7 @@ use crate::v1::controller_client;
 
 /// Delay before a failed call is repeated.
 pub const RETRY_DELAY: Duration = Duration::from_millis(200);
-/// An outage of so long is said.
+/// Time after which an outage is logged.
 const OUTAGE_SAID: Duration = Duration::from_secs(10);
 /// Largest accepted response. The counters of 100,000 groups exceed the default of gRPC, 4 MiB.
 pub const ANSWER_BYTES_MAX: usize = 1 << 30;
@@ -24,7 +24,7 @@ pub const ANSWER_BYTES_MAX: usize = 1 << 30;
 /// Client of the controller. The calls of a member say where it has joined.
 pub type ControllerClient = controller_client::ControllerClient<InterceptedService<Channel, JoinedAt>>;
 
-/// Calls that fail, one after the other. Who goes on without them says so once, if it lasts.
+/// A time in which all calls fail. It is logged once, after [`OUTAGE_SAID`].
 #[derive(Debug)]
 pub struct Outage {
     since: Instant,
@@ -40,7 +40,7 @@ impl Outage {
         }
     }
 
-    /// A further call has failed. Returns whether to say so.
+    /// A further call has failed. Returns whether to log it.
     pub fn lasts(&mut self) -> bool {
         let says = !self.is_said && self.since.elapsed() >= OUTAGE_SAID;
         self.is_said |= says;

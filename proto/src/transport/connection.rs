@@ -53,6 +53,7 @@ impl Connection {
         Clients {
             shared: self.shared.clone(),
             joined: JoinedAt::default(),
+            own: Arc::default(),
         }
     }
 }
@@ -62,6 +63,8 @@ impl Connection {
 pub struct Clients {
     shared: Arc<Shared>,
     joined: JoinedAt,
+    /// The channel to a controller that knows the group of this member, where the one that all others have found does not.
+    own: Arc<tokio::sync::Mutex<Option<Channel>>>,
 }
 
 #[derive(Debug)]
@@ -94,36 +97,68 @@ impl Clients {
         &self.joined
     }
 
-    /// A client of the controller that leads; for a member that has joined, of one that knows its group. Connects if there is no connection, or
-    /// another controller leads now. Those who ask at the same time get the same answer.
+    /// A client of the controller that leads; for a member that has joined, of one that knows its group, if there is one.
     ///
     /// # Errors
     /// As [`controller`](super::controller).
     pub async fn leading(&self) -> Result<ControllerClient, TransportError> {
+        let mut channel = self.found().await?;
+        if self.joined.is_set() && self.is_refused(&channel).await {
+            channel = self.another(channel).await?;
+        }
+        Ok(client(channel, self.joined.clone()))
+    }
+
+    /// The channel to the controller that leads. Connects if there is no connection, or another controller leads now. Those who ask at the same
+    /// time get the same answer.
+    async fn found(&self) -> Result<Channel, TransportError> {
         let shared = &*self.shared;
         let looks = shared.looks.load(Ordering::Relaxed);
         let mut found = shared.found.lock().await;
         if shared.looks.load(Ordering::Relaxed) == looks {
             let leads = match &mut *found {
-                Ok(channel) => leads(channel.clone(), &self.joined, &shared.controllers).await,
+                Ok(channel) => leads(channel.clone(), &shared.controllers).await,
                 Err(_) => false,
             };
             if !leads {
-                *found = leading(&shared.controllers, &shared.security, &self.joined).await;
+                *found = leading(&shared.controllers, &shared.security, &JoinedAt::default()).await;
             }
             shared.looks.fetch_add(1, Ordering::Relaxed);
         }
-        found.clone().map(|channel| client(channel, self.joined.clone()))
+        found.clone()
+    }
+
+    /// Whether this controller has another store than the one where this member has joined.
+    async fn is_refused(&self, channel: &Channel) -> bool {
+        let mut client = client(channel.clone(), self.joined.clone());
+        let asked = timeout(CONNECT_TIMEOUT, client.find_leader(FindLeaderRequest {})).await;
+        asked.is_ok_and(|answer| answer.is_err_and(|status| is_joined_elsewhere(&status)))
+    }
+
+    /// The channel to another controller of the list, for this member alone. Without another one it stays: its refusals have the reason.
+    async fn another(&self, refusing: Channel) -> Result<Channel, TransportError> {
+        let shared = &*self.shared;
+        if shared.controllers.only().is_some() {
+            return Ok(refusing);
+        }
+        let mut own = self.own.lock().await;
+        if let Some(channel) = &*own
+            && leads(channel.clone(), &shared.controllers).await
+            && !self.is_refused(channel).await
+        {
+            return Ok(channel.clone());
+        }
+        *own = None;
+        let channel = leading(&shared.controllers, &shared.security, &self.joined).await?;
+        Ok(own.insert(channel).clone())
     }
 }
 
 /// Whether the controller at the other end still leads.
-async fn leads(channel: Channel, joined: &JoinedAt, controllers: &Controllers) -> bool {
-    let mut client = client(channel, joined.clone());
+async fn leads(channel: Channel, controllers: &Controllers) -> bool {
+    let mut client = client(channel, JoinedAt::default());
     let patience = controllers.only().map_or(NEXT_AFTER, |_| CONNECT_TIMEOUT);
     match timeout(patience, client.find_leader(FindLeaderRequest {})).await {
-        // There is no other one: its calls are refused with the reason, over this connection.
-        Ok(Err(status)) if is_joined_elsewhere(&status) => controllers.only().is_some(),
         Ok(Err(status)) => !matches!(
             status.code(),
             Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Internal

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use castnet_comm::Operation;
 use castnet_member::StreamHeader;
-use castnet_proto::term::joined_at;
+use castnet_proto::term::{joined_at, joined_elsewhere};
 use castnet_proto::transport::{Address, Connection, Security, Server, serve};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
@@ -108,7 +108,7 @@ impl Service<http::Request<Body>> for Elsewhere {
         let status = match joined_at(request.headers()).expect("a term") {
             Some(_) => {
                 let _ = self.0.send(());
-                Status::unavailable("it has another store")
+                joined_elsewhere("it has another store")
             }
             None => Status::not_found("there is no such group"),
         };

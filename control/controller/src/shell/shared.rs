@@ -184,18 +184,18 @@ impl Shared {
         let (of, later) = (&joined.owner, joined.epoch);
         let reason = if of == owner && later > *epoch {
             format!(
-                "it has begun on this store later (epoch {later} after {epoch}): start the controller with the store as that one has left \
-                 it, or import that with --above {later}"
+                "that controller has begun later on the store of owner {of} (epoch {later} after {epoch}): start this one with the \
+                 store as it is now, or export and import it with --above {later}"
             )
         } else if of == owner && later == *epoch && joined.instance != *instance {
-            "it runs on a copy of the same store: stop one of them".into()
-        // What is in memory alone ends with its controller, as everybody knows.
+            format!("that controller and this one run on copies of the store of owner {of}: stop one of them")
+        // What is in memory alone ends with its controller.
         } else if of == owner || joined.in_memory || self.core.lock().others.are_gone(of) {
             return Ok(());
         } else {
             format!(
-                "it has another store (owner {of}): start it again, or, where its groups are to go, say so with castnet group purge \
-                 --owner {of} --yes"
+                "that controller has another store (owner {of}): start it again, or remove its groups with castnet group purge --owner \
+                 {of} --yes"
             )
         };
         Err(Refusal::JoinedElsewhere {

@@ -19,7 +19,7 @@ pub(crate) struct Others {
     on: BTreeMap<String, On>,
     /// Owners whose groups an operator has purged.
     purged: BTreeSet<String>,
-    /// Owners whose members have asked here, as the log says. Members make them up, so they are bounded.
+    /// Owners that the log has named because their members asked here. A client can invent owners, so their number is bounded.
     asked_for: BTreeSet<String>,
 }
 
@@ -72,14 +72,13 @@ impl Others {
         self.purged.insert(owner.into());
     }
 
-    /// Whether groups that were joined at a controller of another owner are gone. Who is not told so waits for that controller: the log says it
-    /// once.
+    /// Whether groups that were joined at a controller of another owner are gone. If not, the log names that owner, once.
     pub(crate) fn are_gone(&mut self, owner: &str) -> bool {
         let are_gone = self.purged.contains(owner);
         if !are_gone && self.asked_for.len() < ASKED_FOR_MAX && self.asked_for.insert(owner.into()) {
             tracing::warn!(
-                "members of groups of another controller ask this one: start that one again with its store (owner {owner}), or, where its \
-                 groups are to go, say so with castnet group purge --owner {owner} --yes"
+                "members of groups of another controller ask this one: start that one again with its store (owner {owner}), or remove \
+                 its groups with castnet group purge --owner {owner} --yes"
             );
         }
         are_gone

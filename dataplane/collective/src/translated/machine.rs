@@ -216,7 +216,7 @@ impl<const W: usize> Translated<W> {
     #[inline]
     fn conclude(&mut self, now: Nanos, out: &mut Effects<W>) {
         self.send_acks(out, 1);
-        // The results of a reproducible group are made when they are sent, of all contributions at once: `poll_emit` can wait with that.
+        // The results of a reproducible group are made of all contributions when they are sent: only `poll_emit` sends them.
         if !self.cold().reproducible {
             // Each has one effect at most; a control message has none.
             for _ in 1..out.remaining_capacity() {

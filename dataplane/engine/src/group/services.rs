@@ -21,7 +21,8 @@ pub(crate) struct Services {
     pub(crate) timers: Timers,
     pub(crate) events: Events,
     pub(crate) scratch: Scratch,
-    /// What is left of the work that groups may do in this iteration beside handling frames, in bytes of messages that are combined.
+    /// What is left of the work that groups may do beside handling frames, in bytes of messages that are combined. Each iteration gives it
+    /// twice: with its frames, and with its timers.
     /// Emissions and timers stop at 0; what they leave stays queued or due.
     pub(crate) work: usize,
 }
