@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::collective::any_job;
+use super::repair::tick;
 use crate::cases::cases;
 use crate::common::collective::*;
 use crate::common::*;
@@ -268,13 +269,6 @@ pub(super) fn feed_batch(
     let mut sent = taken(egress);
     sent.sort_by_key(|(port, _)| *port);
     sent
-}
-
-/// What timers cause, and packets from rings.
-pub(super) fn tick(engine: &mut Engine, now: Nanos) -> Vec<(usize, Vec<u8>)> {
-    let mut egress = PlainEgress::default();
-    engine.handle_timeout(now, &mut egress);
-    taken(egress)
 }
 
 /// All counters, and the state of all groups.

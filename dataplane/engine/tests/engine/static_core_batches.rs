@@ -2,7 +2,8 @@
 
 use core::net::Ipv4Addr;
 
-use super::batches::{feed_batch, tick};
+use super::batches::feed_batch;
+use super::repair::tick;
 use super::static_core::{ADDRESS, CORE, FIRST, MEMBERS, UP, group, mcst, route};
 use crate::cases::cases;
 use crate::common::*;
