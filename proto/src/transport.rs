@@ -24,7 +24,7 @@ use std::time::Duration;
 use tonic::transport::{Channel, Endpoint};
 
 pub use address::{Address, BadAddress};
-pub use calls::{ANSWER_BYTES_MAX, Call, CallThread, ControllerClient, RETRY_DELAY, retry};
+pub use calls::{ANSWER_BYTES_MAX, Call, CallThread, ControllerClient, Outage, RETRY_DELAY, retry};
 pub use connection::{Clients, Connection};
 pub use controllers::{Controllers, controller};
 use in_turn::InTurn;

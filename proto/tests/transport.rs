@@ -283,7 +283,7 @@ async fn a_connection_is_shared_and_outlives_its_controller() {
     assert!(!Arc::ptr_eq(&connection, &to(&other)), "of another identity");
 
     let ask = || {
-        let clients = connection.clients().clone();
+        let clients = connection.clients();
         let mut call = connection.spawn(async move {
             let asked = clients.leading().await?.find_leader(FindLeaderRequest {}).await;
             Ok::<_, TransportError>(asked.unwrap_err().code())

@@ -125,6 +125,7 @@ impl Sums {
         let mut batch = Batch::new();
         batch.extend(frames(self).iter().filter_map(PoolBuf::replicate));
         if engine {
+            self.engine.begin_iteration();
             self.engine.process(NOW, port(from), &mut batch, &mut self.sink);
         } else {
             black_box(&mut batch).clear();

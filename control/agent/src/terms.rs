@@ -29,6 +29,7 @@ impl Terms {
             epoch,
             instance,
             address,
+            ..
         } = term;
         let at = self.0.iter().position(|t| t.owner == *owner);
         if let Some((at, last)) = at.and_then(|at| Some((at, self.0.get(at)?))) {
@@ -75,6 +76,7 @@ mod tests {
             epoch,
             instance,
             address: format!("http://c{instance}:7470"),
+            in_memory: false,
         }
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use castnet_proto::access::Denied;
 use castnet_proto::convert::{Invalid, refuse};
+use castnet_proto::term::joined_elsewhere;
 use castnet_proto::transport::TransportError;
 use castnet_rules::{BitRate, Ipv4Net};
 use castnet_wire::{McstId, Qpn};
@@ -26,6 +27,8 @@ pub(crate) enum Refusal {
     /// It may exist.
     #[error("group {name:?} is not known yet: {reason}")]
     NotKnown { name: String, reason: String },
+    #[error("the group was joined at the controller at {address}: {reason}")]
+    JoinedElsewhere { address: String, reason: String },
     #[error("no group is created: {reason}")]
     WrongStore { reason: String },
     #[error("there is a group {name:?} already ({phase})")]
@@ -230,6 +233,7 @@ impl Refusal {
             Self::Denied(_) => (Code::PermissionDenied, ""),
             Self::UnknownGroup { .. } => (Code::NotFound, "group"),
             Self::NotKnown { .. } => (Code::Unavailable, "group"),
+            Self::JoinedElsewhere { .. } => (Code::Unavailable, ""),
             Self::WrongStore { .. } => (Code::FailedPrecondition, "name"),
             Self::DuplicateGroup { .. } => (Code::AlreadyExists, "name"),
             Self::NotAMember { .. } => (Code::NotFound, "host"),
@@ -298,6 +302,7 @@ impl From<Refusal> for Status {
     fn from(refusal: Refusal) -> Self {
         match refusal {
             Refusal::Invalid(invalid) => invalid.into(),
+            elsewhere @ Refusal::JoinedElsewhere { .. } => joined_elsewhere(elsewhere.to_string()),
             other => {
                 let (code, field) = other.code_and_field();
                 refuse(code, field, other.to_string())

@@ -98,7 +98,7 @@ impl Controller {
         Self::serve(config, place).await
     }
 
-    /// Like [`Controller::start`], with this store instead of the configured one.
+    /// Like [`Controller::start`], with this store instead of the configured one. Members take it for one in memory: their groups end with it.
     pub async fn start_with(config: Config, store: Arc<dyn Store>) -> Result<Self, StartError> {
         config.check()?;
         Self::serve(config, Place::Given(store)).await
@@ -216,7 +216,7 @@ impl Controller {
         let present = self.present.lock();
         present
             .as_ref()
-            .map(|shared| shared.owner.clone())
+            .map(|shared| shared.term.owner.clone())
             .unwrap_or_default()
     }
 
@@ -270,15 +270,16 @@ async fn begin(
         epoch: stored.epoch,
         instance: stored.instance,
         address: address.to_string(),
+        in_memory: config.store.is_none() && config.etcd.is_none(),
     };
     let core = Core::new(config.clone(), stored, Instant::now(), staged.clone());
-    let shared = Arc::new(Shared::new(config, &term, lead, core, staged));
+    let shared = Arc::new(Shared::new(config, term, lead, core, staged));
     // It ends by itself, after the last write.
     let writer = shared
         .tasks
         .spawn(write::write(shared.clone(), store, probe, mark));
     tokio::spawn(await_panic(writer, shared.clone(), dead.clone()));
-    tracing::info!(%address, owner = shared.owner, epoch = term.epoch, "controller serves");
+    tracing::info!(%address, owner = shared.term.owner, epoch = shared.term.epoch, "controller serves");
     for link in shared.links.values() {
         shared.spawn(link.clone().run(shared.clone()));
     }

@@ -6,7 +6,8 @@
 //!
 //! The engine does no I/O and reads no clock. A worker or the simulator calls it:
 //!
-//! 1. [`Engine::process`] for each received batch: drains the batch into the [`Egress`];
+//! 1. [`Engine::process`] for each received batch: drains the batch into the [`Egress`]. A worker calls [`Engine::begin_iteration`] before the
+//!    first one;
 //! 2. [`Engine::handle_timeout`] at the time that [`Engine::poll_timeout`] returns, once more after each batch while it is due;
 //! 3. between batches [`Engine::install`], [`Engine::remove`] and [`Engine::set_tables`], and the queues
 //!    [`Engine::pop_event`], [`Taps::pop_trace`] and [`Taps::pop_captured`].

@@ -62,7 +62,7 @@ pub use pool::{Pool, PoolBuf, PoolConfig, PoolStats};
 pub use port::{
     BoxPort, Port, PortDevice, PortLink, PortStats, RingUse, Segmentation, Sides, Steering, fits, frame_max,
 };
-pub use ring::{FrameRing, HandOver, MoveRing};
+pub use ring::{FrameRing, HandOver, MoveRing, Popped};
 pub use sleep::{Sleeper, Waker};
 pub use spec::{Backend, BadPortSpec, OpenError, PortSpec, port_text};
 pub use steer::{FlowTable, Steered};

@@ -23,6 +23,7 @@ impl<M: Memory> Worker<M> {
             self.sample_rings();
         }
         self.take_tables(now);
+        self.engine.begin_iteration();
         self.outputs.poll_pfc(now);
         let mut work = 0;
         for _ in 0..PER_ITERATION {
@@ -164,9 +165,20 @@ impl<M: Memory> Worker<M> {
     /// Hands frames of other workers over. The rest stays in the batch, in order. If a ring is full, the frame and all
     /// after it are blocked when `patient` is set or a group is being moved. Otherwise the frame is dropped.
     pub(crate) fn hand_over(&mut self, now: Nanos, port_index: usize, patient: bool) {
-        let slot = &mut self.outputs.slots[port_index];
         let published = self.published.load();
         let patient = patient || published.patient;
+        // With one port, there is nobody to leave a part to.
+        let whole = patient
+            || self
+                .outputs
+                .slots
+                .iter()
+                .filter(|slot| slot.receives)
+                .nth(1)
+                .is_none();
+        let slot = &mut self.outputs.slots[port_index];
+        // What this port may still push for one owner.
+        let (mut sharing, mut share) = (usize::MAX, 0);
         let mut woken = 0_u64;
         for frame in self.batch.drain(..) {
             if self.moving.has_blocked() {
@@ -186,8 +198,16 @@ impl<M: Memory> Worker<M> {
                     continue;
                 }
             };
-            match ring.push(slot.id, frame) {
+            if sharing != owner {
+                (sharing, share) = (owner, if whole { usize::MAX } else { ring.share(slot.id) });
+            }
+            let pushed = match share {
+                0 => Err((DropReason::TxFull, frame)),
+                _ => ring.push(slot.id, frame),
+            };
+            match pushed {
                 Ok(()) => {
+                    share -= 1;
                     self.stats.counters.handed_over += 1;
                     woken |= 1 << owner;
                 }

@@ -50,6 +50,7 @@ mod outputs;
 mod published;
 mod report;
 mod resolve;
+mod ring;
 mod startup;
 mod steering;
 mod sum;

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 
-use castnet_port::{HandOver, Memory, PortLink, Reattach};
+use castnet_port::{Memory, PortLink, Reattach};
 use crossbeam::channel::{Receiver, Sender};
 
 use crate::command::Command;
 use crate::config::DataplaneConfig;
 use crate::control::WorkerHandle;
 use crate::error::StartError;
+use crate::ring::Ring;
 use crate::steering::FlowTables;
-use crate::worker::{OpenedWorker, Ring, rank};
+use crate::worker::{OpenedWorker, rank};
 
 pub(crate) struct StartingWorker {
     pub(crate) commands: Sender<Command>,
@@ -90,14 +91,14 @@ pub(crate) fn await_opened(
 }
 
 /// From each worker to each other one. The ring from a worker to itself is never used and has capacity 1.
-pub(crate) fn rings<M: Memory>(config: &DataplaneConfig) -> Vec<Vec<Ring<M>>> {
+pub(crate) fn rings<M: Memory>(config: &DataplaneConfig) -> Vec<Vec<Arc<Ring<M>>>> {
     let workers = config.workers.len();
     let ring = |from, to| {
         let (capacity, frame_max) = match from == to {
             true => (1, 0),
             false => (config.hand_over, config.pool.frame_max),
         };
-        Arc::new(M::HandOver::new(capacity, frame_max))
+        Arc::new(Ring::new(capacity, frame_max))
     };
     (0..workers)
         .map(|from| (0..workers).map(|to| ring(from, to)).collect())

@@ -29,13 +29,11 @@ use crate::meter::{Meter, Occupancy};
 use crate::outputs::Outputs;
 use crate::published::Published;
 use crate::report::WorkerStats;
+use crate::ring::Ring;
 
 pub(crate) const LINK_INTERVAL: Nanos = Nanos::from_millis(50);
 /// Longest time that an ending worker waits for its ports to send their queued frames.
 const DRAIN_MAX: Nanos = Nanos::from_secs(1);
-
-/// For frames from one worker to another, each with its ingress port.
-pub(crate) type Ring<M> = Arc<<M as Memory>::HandOver>;
 
 pub(crate) struct WorkerSetup<M: Memory> {
     pub(crate) index: usize,
@@ -45,8 +43,8 @@ pub(crate) struct WorkerSetup<M: Memory> {
     /// Control reads it.
     pub(crate) generation_in_use: Arc<AtomicU64>,
     /// Rings by worker. The entry at this worker's own index is unused.
-    pub(crate) inbound: Vec<Ring<M>>,
-    pub(crate) outbound: Vec<Ring<M>>,
+    pub(crate) inbound: Vec<Arc<Ring<M>>>,
+    pub(crate) outbound: Vec<Arc<Ring<M>>>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) notes: Sender<Note>,
     pub(crate) registrations: Sender<RegistrationFrame>,
@@ -283,14 +281,20 @@ impl<M: Memory> Worker<M> {
         let start = self.setup.clock.now();
         loop {
             let now = self.setup.clock.now();
+            self.engine.begin_iteration();
             let taken = self.take_over(now);
+            // What groups have queued, and no other timers.
+            let is_queued = self.engine.poll_timeout() == Some(Nanos::ZERO);
+            if is_queued {
+                self.engine.handle_timeout(now, &mut self.outputs);
+            }
             for slot in &mut self.outputs.slots {
                 slot.port.poll(now);
             }
             self.outputs.flush();
             self.outputs.poll_pfc(now);
             let held = self.outputs.pending();
-            if taken == 0 && (held == 0 || now.since(start) > DRAIN_MAX) {
+            if taken == 0 && (held == 0 && !is_queued || now.since(start) > DRAIN_MAX) {
                 return;
             }
             if taken == 0 {

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use castnet_proto::states::Assembled;
-use castnet_proto::transport::{Call, Clients, Connection, Controllers, RETRY_DELAY, Security, retry};
+use castnet_proto::transport::{
+    Call, Clients, Connection, Controllers, Outage, RETRY_DELAY, Security, retry,
+};
 use castnet_proto::v1 as api;
 use castnet_rules::LANES_MAX;
 use tonic::{Code, Status};
@@ -15,8 +17,12 @@ use crate::error::ControllerError;
 pub(crate) type Answer<T> = Call<Result<T, ControllerError>>;
 
 /// The state of the lease, as shared with the rank's thread.
-#[derive(Debug, Default)]
-pub(crate) struct Lease(Mutex<LeaseState>);
+#[derive(Debug)]
+pub(crate) struct Lease {
+    state: Mutex<LeaseState>,
+    /// Of the rank that holds it.
+    clients: Clients,
+}
 
 #[derive(Debug, Default)]
 struct LeaseState {
@@ -26,7 +32,7 @@ struct LeaseState {
 
 impl Lease {
     fn lock(&self) -> MutexGuard<'_, LeaseState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn state(&self) -> Option<Arc<api::CollectiveState>> {
@@ -63,19 +69,32 @@ impl Control {
     /// Joins a group and holds its lease until the call is dropped. Retries for `patience` while the controller is
     /// unreachable.
     pub(crate) fn join(&self, request: api::InitGroupRequest, patience: Duration) -> (Arc<Lease>, Call<()>) {
-        let lease = Arc::new(Lease::default());
-        let (clients, held) = (self.0.clients().clone(), lease.clone());
+        let lease = Arc::new(Lease {
+            state: Mutex::default(),
+            clients: self.0.clients(),
+        });
+        let held = lease.clone();
         let holding = self.0.spawn(async move {
-            if let Err(error) = hold(&clients, request, &held, patience).await {
+            if let Err(error) = hold(request, &held, patience).await {
                 held.lock().error = Some(error);
             }
         });
         (lease, holding)
     }
 
+    /// The clients of a rank with this lease, or of one that has not joined.
+    fn clients(&self, lease: Option<&Lease>) -> Clients {
+        lease.map_or_else(|| self.0.clients(), |lease| lease.clients.clone())
+    }
+
     /// Sends a blob to all ranks and returns the blobs of all.
-    pub(crate) fn exchange(&self, request: api::ExchangeRequest, patience: Duration) -> Answer<Vec<Vec<u8>>> {
-        let clients = self.0.clients().clone();
+    pub(crate) fn exchange(
+        &self,
+        request: api::ExchangeRequest,
+        lease: Option<&Lease>,
+        patience: Duration,
+    ) -> Answer<Vec<Vec<u8>>> {
+        let clients = self.clients(lease);
         self.0.spawn(async move {
             let exchange = || async {
                 let answer = clients.leading().await?.exchange(request.clone()).await?;
@@ -87,7 +106,7 @@ impl Control {
 
     /// Returns the number of lanes of a collective group; 1 where it does not exist yet.
     pub(crate) fn lanes(&self, group: String, patience: Duration) -> Answer<u8> {
-        let clients = self.0.clients().clone();
+        let clients = self.0.clients();
         self.0.spawn(async move {
             let lanes = || async {
                 let group = group.clone();
@@ -104,8 +123,8 @@ impl Control {
     }
 
     /// Ends a rank's part of its group, so that no lease runs. A group that no operator made is removed when all have left.
-    pub(crate) fn end(&self, group: String, rank: u16) -> Answer<()> {
-        let clients = self.0.clients().clone();
+    pub(crate) fn end(&self, group: String, rank: u16, lease: Option<&Lease>) -> Answer<()> {
+        let clients = self.clients(lease);
         self.0.spawn(async move {
             let mut client = clients.leading().await?;
             let leave = api::LeaveGroupRequest {
@@ -137,15 +156,18 @@ fn is_transient(error: &ControllerError) -> bool {
 /// Holds the lease until the group fails or is refused. Once the group was active, it retries without limit: traffic
 /// needs no controller.
 async fn hold(
-    clients: &Clients,
     mut request: api::InitGroupRequest,
     lease: &Lease,
     patience: Duration,
 ) -> Result<(), ControllerError> {
     let start = Instant::now();
-    let mut active = None;
+    let (mut active, mut outage) = (None, Outage::begin());
     loop {
-        let ended = follow(clients, &request, lease, &mut active).await;
+        let mut is_accepted = false;
+        let ended = follow(&request, lease, (&mut active, &mut is_accepted)).await;
+        if is_accepted {
+            outage = Outage::begin();
+        }
         let error = match ended {
             Ok(true) => return Ok(()),
             Ok(false) => ControllerError::Status {
@@ -157,7 +179,12 @@ async fn hold(
         if !is_transient(&error) || active.is_none() && start.elapsed() >= patience {
             return Err(error);
         }
-        tracing::debug!(%error, job = request.job, "the lease's stream broke");
+        match active.is_some() && outage.lasts() {
+            true => {
+                tracing::warn!(%error, job = request.job, "the rank goes on without its controller");
+            }
+            false => tracing::debug!(%error, job = request.job, "the lease's stream broke"),
+        }
         if active.is_some() {
             (request.rejoin_of, request.returns_to) = (None, active);
         }
@@ -165,16 +192,19 @@ async fn hold(
     }
 }
 
-/// Returns true if the group has failed or was refused, false if the stream ended. Stores the active generation.
+/// Returns true if the group has failed or was refused, false if the stream ended. Stores the active generation, and whether the controller has
+/// accepted the call.
 async fn follow(
-    clients: &Clients,
     request: &api::InitGroupRequest,
     lease: &Lease,
-    active: &mut Option<u64>,
+    (active, is_accepted): (&mut Option<u64>, &mut bool),
 ) -> Result<bool, ControllerError> {
     use api::CollectivePhase::{Active, Failed, Refused, Removing};
-    let mut client = clients.leading().await?;
-    let mut states = client.init_group(request.clone()).await?.into_inner();
+    let mut client = lease.clients.leading().await?;
+    let answer = client.init_group(request.clone()).await?;
+    *is_accepted = true;
+    let at = answer.metadata().clone();
+    let mut states = answer.into_inner();
     let mut group = Assembled::default();
     while let Some(message) = states.message().await? {
         let state: &api::CollectiveState = group.apply(message).map_err(Status::from)?;
@@ -182,6 +212,7 @@ async fn follow(
         tracing::debug!(job = request.job, ?phase, reason = state.reason, "group");
         if phase == Active {
             *active = Some(state.generation);
+            lease.clients.joined().set(&at);
         }
         lease.lock().state = Some(Arc::new(state.clone()));
         if matches!(phase, Failed | Refused | Removing) {

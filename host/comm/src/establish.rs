@@ -418,7 +418,7 @@ impl Group {
             timeout_ms: patience.as_millis().min(600_000) as u32,
             secret: self.config.secret.0.clone(),
         };
-        let answer = self.control()?.exchange(request, patience);
+        let answer = self.control()?.exchange(request, self.lease.as_deref(), patience);
         let mut blobs = self.await_answer(answer, patience + MARGIN)?;
         let taken = wanted
             .iter()

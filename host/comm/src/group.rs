@@ -145,9 +145,9 @@ impl Group {
             tracing::debug!(%error, group = self.config.job, "draining");
         }
         self.release();
-        self.lease = None;
+        let lease = self.lease.take();
         if let (CommPath::InNetwork { .. }, Some(control)) = (&self.path, self.control.get()) {
-            let end = control.end(self.config.job.clone(), self.config.rank);
+            let end = control.end(self.config.job.clone(), self.config.rank, lease.as_deref());
             if let Err(error) = self.await_answer(end, self.config.timeouts.close) {
                 tracing::debug!(%error, group = self.config.job, "leaving the group");
             }

@@ -52,7 +52,7 @@ impl Waiting {
         // Without it, joining fails as well, and says why.
         let connection = Connection::to(joiner.controllers, joiner.security).ok();
         let reports =
-            connection.map(|connection| (connection.spawn(report(connection.clients().clone())), connection));
+            connection.map(|connection| (connection.spawn(report(connection.clients())), connection));
         Self { reports, bar }
     }
 }

@@ -1,7 +1,7 @@
 use std::time::{Duration, Instant};
 
 use castnet_proto::convert::reason_line;
-use castnet_proto::transport::{Clients, ControllerClient, RETRY_DELAY, TransportError, retry};
+use castnet_proto::transport::{Clients, ControllerClient, Outage, RETRY_DELAY, TransportError, retry};
 use castnet_proto::v1 as api;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -111,6 +111,8 @@ impl Controller {
 
     /// The number of lanes of the group. Fails if this host has another role in it and cannot do both.
     pub(crate) async fn lanes(self, role: api::Role, patience: Duration) -> Result<usize, MemberError> {
+        // It begins anew, at any controller.
+        self.clients.joined().clear();
         let ask = || async {
             let mut client = self.client().await?;
             let state = self.state(&mut client).await;
@@ -183,23 +185,34 @@ impl Controller {
                 }
             }
             tracing::debug!(self.group, "the lease's stream broke");
+            let mut outage = Outage::begin();
             states = loop {
                 tokio::time::sleep(RETRY_DELAY).await;
-                let Ok(mut client) = self.client().await else {
-                    continue;
+                let again = async {
+                    let mut client = self.client().await?;
+                    // It takes no part in another run of the group: its QPs know the PSNs of this one.
+                    match self.state(&mut client).await {
+                        Ok(state) if !runs(&state) => return Ok(None),
+                        Ok(_) => client.join_group(request.clone()).await.map(Some),
+                        Err(status) => Err(status),
+                    }
+                    .map_err(|status| self.refused("holding the lease in", status))
                 };
-                // It takes no part in another run of the group: its QPs know the PSNs of this one.
-                let again = match self.state(&mut client).await {
-                    Ok(state) if !runs(&state) => return,
-                    Ok(_) => client.join_group(request.clone()).await,
-                    Err(status) => Err(status),
-                };
-                match again {
-                    Ok(states) => break states.into_inner(),
-                    Err(status) if matches!(status.code(), Code::NotFound | Code::FailedPrecondition) => {
+                match again.await {
+                    Ok(None) => return,
+                    Ok(Some(answer)) => {
+                        self.clients.joined().set(answer.metadata());
+                        break answer.into_inner();
+                    }
+                    Err(MemberError::Status { status, .. })
+                        if matches!(status.code(), Code::NotFound | Code::FailedPrecondition) =>
+                    {
                         return;
                     }
-                    Err(status) => tracing::debug!(self.group, %status, "calling again"),
+                    Err(error) if outage.lasts() => {
+                        tracing::warn!(self.group, %error, "the member goes on without its controller");
+                    }
+                    Err(error) => tracing::debug!(self.group, %error, "calling again"),
                 }
             };
         }
@@ -229,16 +242,15 @@ impl Controller {
             passes_on: self.passes_on,
         };
         let mut client = self.client().await?;
-        let mut states = client
-            .join_group(request.clone())
-            .await
-            .map_err(refused)?
-            .into_inner();
+        let answer = client.join_group(request.clone()).await.map_err(refused)?;
+        let at = answer.metadata().clone();
+        let mut states = answer.into_inner();
         while let Some(state) = states.message().await.map_err(refused)? {
             *has_waited = true;
             self.check_role(role, state.role())?;
             match state.phase() {
                 api::GroupPhase::Active | api::GroupPhase::Degraded => {
+                    self.clients.joined().set(&at);
                     // Earlier controllers do not know leases.
                     let has_lease = state.on_member_loss() != api::MemberLoss::Unspecified;
                     let at_begin = match role {
@@ -519,7 +531,7 @@ mod tests {
         let nowhere = "unix:/nonexistent/castnet".parse().expect("an address");
         let connection = Connection::to(&nowhere, &Security::default()).expect("a thread");
         Controller {
-            clients: connection.clients().clone(),
+            clients: connection.clients(),
             group: "g".into(),
             host: host.into(),
             lease: Duration::from_secs(5),

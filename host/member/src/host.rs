@@ -59,7 +59,7 @@ impl<'r> Host<'r> {
             } => {
                 let connection = Connection::to(controller, security).map_err(MemberError::Thread)?;
                 let controller = Controller {
-                    clients: connection.clients().clone(),
+                    clients: connection.clients(),
                     group: name.clone(),
                     host: config.host.clone(),
                     lease: config.lease,

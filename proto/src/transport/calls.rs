@@ -8,17 +8,45 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinHandle;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 
+use crate::term::JoinedAt;
 use crate::v1::controller_client;
 
 /// Delay before a failed call is repeated.
 pub const RETRY_DELAY: Duration = Duration::from_millis(200);
+/// Time after which an outage is logged.
+const OUTAGE_SAID: Duration = Duration::from_secs(10);
 /// Largest accepted response. The counters of 100,000 groups exceed the default of gRPC, 4 MiB.
 pub const ANSWER_BYTES_MAX: usize = 1 << 30;
 
-/// Client of the controller.
-pub type ControllerClient = controller_client::ControllerClient<Channel>;
+/// Client of the controller. The calls of a member say where it has joined.
+pub type ControllerClient = controller_client::ControllerClient<InterceptedService<Channel, JoinedAt>>;
+
+/// A time in which all calls fail. It is logged once, after [`OUTAGE_SAID`].
+#[derive(Debug)]
+pub struct Outage {
+    since: Instant,
+    is_said: bool,
+}
+
+impl Outage {
+    /// It begins now.
+    pub fn begin() -> Self {
+        Self {
+            since: Instant::now(),
+            is_said: false,
+        }
+    }
+
+    /// A further call has failed. Returns whether to log it.
+    pub fn lasts(&mut self) -> bool {
+        let says = !self.is_said && self.since.elapsed() >= OUTAGE_SAID;
+        self.is_said |= says;
+        says
+    }
+}
 
 /// Repeats `call` for `patience` while it fails with a transient error.
 pub async fn retry<T, E: Display, F: Future<Output = Result<T, E>>>(

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::time::timeout;
 use tonic::Code;
+use tonic::transport::Channel;
 
-use super::controllers::NEXT_AFTER;
-use super::{
-    CONNECT_TIMEOUT, Call, CallThread, ControllerClient, Controllers, Security, TransportError, controller,
-};
+use super::controllers::{NEXT_AFTER, client, leading};
+use super::{CONNECT_TIMEOUT, Call, CallThread, ControllerClient, Controllers, Security, TransportError};
+use crate::term::{JoinedAt, is_joined_elsewhere};
 use crate::v1::FindLeaderRequest;
 
 static CONNECTIONS: Mutex<Vec<Weak<Connection>>> = Mutex::new(Vec::new());
@@ -20,7 +20,7 @@ static CONNECTIONS: Mutex<Vec<Weak<Connection>>> = Mutex::new(Vec::new());
 #[derive(Debug)]
 pub struct Connection {
     calls: CallThread,
-    clients: Clients,
+    shared: Arc<Shared>,
 }
 
 impl Connection {
@@ -31,13 +31,13 @@ impl Connection {
     pub fn to(controllers: &Controllers, security: &Security) -> io::Result<Arc<Self>> {
         let mut all = CONNECTIONS.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|known| known.strong_count() > 0);
-        let fits = |known: &Arc<Self>| known.clients.fit(controllers, security);
+        let fits = |known: &Arc<Self>| known.shared.fits(controllers, security);
         if let Some(known) = all.iter().filter_map(Weak::upgrade).find(fits) {
             return Ok(known);
         }
         let new = Arc::new(Self {
             calls: CallThread::start("castnet-calls")?,
-            clients: Clients::new(controllers, security),
+            shared: Arc::new(Shared::new(controllers, security)),
         });
         all.push(Arc::downgrade(&new));
         Ok(new)
@@ -48,15 +48,24 @@ impl Connection {
         self.calls.spawn(call)
     }
 
-    /// For the calls that this connection runs.
-    pub fn clients(&self) -> &Clients {
-        &self.clients
+    /// Clients of one member or rank, which has not joined yet, for the calls that this connection runs.
+    pub fn clients(&self) -> Clients {
+        Clients {
+            shared: self.shared.clone(),
+            joined: JoinedAt::default(),
+            own: Arc::default(),
+        }
     }
 }
 
-/// Clients over one connection. They work in the calls of their [`Connection`].
+/// Clients over one connection, which work in the calls of their [`Connection`]. Clones have joined the same group.
 #[derive(Clone, Debug)]
-pub struct Clients(Arc<Shared>);
+pub struct Clients {
+    shared: Arc<Shared>,
+    joined: JoinedAt,
+    /// The channel to a controller that knows the group of this member, where the one that all others have found does not.
+    own: Arc<tokio::sync::Mutex<Option<Channel>>>,
+}
 
 #[derive(Debug)]
 struct Shared {
@@ -64,48 +73,90 @@ struct Shared {
     security: Security,
     /// How often the leader has been looked for.
     looks: AtomicU64,
-    found: tokio::sync::Mutex<Result<ControllerClient, TransportError>>,
+    found: tokio::sync::Mutex<Result<Channel, TransportError>>,
 }
 
-impl Clients {
+impl Shared {
     fn new(controllers: &Controllers, security: &Security) -> Self {
-        Self(Arc::new(Shared {
+        Self {
             controllers: controllers.clone(),
             security: security.clone(),
             looks: AtomicU64::new(0),
             found: tokio::sync::Mutex::new(Err(TransportError::NoController)),
-        }))
+        }
     }
 
-    fn fit(&self, controllers: &Controllers, security: &Security) -> bool {
-        self.0.controllers == *controllers && self.0.security == *security
+    fn fits(&self, controllers: &Controllers, security: &Security) -> bool {
+        self.controllers == *controllers && self.security == *security
+    }
+}
+
+impl Clients {
+    /// Where this member has joined.
+    pub fn joined(&self) -> &JoinedAt {
+        &self.joined
     }
 
-    /// A client of the controller that leads. Connects if there is no connection, or another controller leads now. Those
-    /// who ask at the same time get the same answer.
+    /// A client of the controller that leads; for a member that has joined, of one that knows its group, if there is one.
     ///
     /// # Errors
-    /// As [`controller`].
+    /// As [`controller`](super::controller).
     pub async fn leading(&self) -> Result<ControllerClient, TransportError> {
-        let shared = &*self.0;
+        let mut channel = self.found().await?;
+        if self.joined.is_set() && self.is_refused(&channel).await {
+            channel = self.another(channel).await?;
+        }
+        Ok(client(channel, self.joined.clone()))
+    }
+
+    /// The channel to the controller that leads. Connects if there is no connection, or another controller leads now. Those who ask at the same
+    /// time get the same answer.
+    async fn found(&self) -> Result<Channel, TransportError> {
+        let shared = &*self.shared;
         let looks = shared.looks.load(Ordering::Relaxed);
         let mut found = shared.found.lock().await;
         if shared.looks.load(Ordering::Relaxed) == looks {
             let leads = match &mut *found {
-                Ok(client) => leads(client, &shared.controllers).await,
+                Ok(channel) => leads(channel.clone(), &shared.controllers).await,
                 Err(_) => false,
             };
             if !leads {
-                *found = controller(&shared.controllers, &shared.security).await;
+                *found = leading(&shared.controllers, &shared.security, &JoinedAt::default()).await;
             }
             shared.looks.fetch_add(1, Ordering::Relaxed);
         }
         found.clone()
     }
+
+    /// Whether this controller has another store than the one where this member has joined.
+    async fn is_refused(&self, channel: &Channel) -> bool {
+        let mut client = client(channel.clone(), self.joined.clone());
+        let asked = timeout(CONNECT_TIMEOUT, client.find_leader(FindLeaderRequest {})).await;
+        asked.is_ok_and(|answer| answer.is_err_and(|status| is_joined_elsewhere(&status)))
+    }
+
+    /// The channel to another controller of the list, for this member alone. Without another one it stays: its refusals have the reason.
+    async fn another(&self, refusing: Channel) -> Result<Channel, TransportError> {
+        let shared = &*self.shared;
+        if shared.controllers.only().is_some() {
+            return Ok(refusing);
+        }
+        let mut own = self.own.lock().await;
+        if let Some(channel) = &*own
+            && leads(channel.clone(), &shared.controllers).await
+            && !self.is_refused(channel).await
+        {
+            return Ok(channel.clone());
+        }
+        *own = None;
+        let channel = leading(&shared.controllers, &shared.security, &self.joined).await?;
+        Ok(own.insert(channel).clone())
+    }
 }
 
 /// Whether the controller at the other end still leads.
-async fn leads(client: &mut ControllerClient, controllers: &Controllers) -> bool {
+async fn leads(channel: Channel, controllers: &Controllers) -> bool {
+    let mut client = client(channel, JoinedAt::default());
     let patience = controllers.only().map_or(NEXT_AFTER, |_| CONNECT_TIMEOUT);
     match timeout(patience, client.find_leader(FindLeaderRequest {})).await {
         Ok(Err(status)) => !matches!(

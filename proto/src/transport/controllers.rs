@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 use tonic::Code;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
 
 use super::{ANSWER_BYTES_MAX, Address, BadAddress, ControllerClient, Security, TransportError, connect};
-use crate::term::leader_of;
+use crate::term::{JoinedAt, leader_of};
 use crate::v1::FindLeaderRequest;
 
 /// Limit of an attempt if there are other controllers.
@@ -61,11 +63,27 @@ pub async fn controller(
     controllers: &Controllers,
     security: &Security,
 ) -> Result<ControllerClient, TransportError> {
+    let joined = JoinedAt::default();
+    let channel = leading(controllers, security, &joined).await?;
+    Ok(client(channel, joined))
+}
+
+pub(super) fn client(channel: Channel, joined: JoinedAt) -> ControllerClient {
+    ControllerClient::new(InterceptedService::new(channel, joined))
+        .max_decoding_message_size(ANSWER_BYTES_MAX)
+}
+
+/// As [`controller`], for a member that has joined: one on another store does not lead for it.
+pub(super) async fn leading(
+    controllers: &Controllers,
+    security: &Security,
+    joined: &JoinedAt,
+) -> Result<Channel, TransportError> {
     let mut untried: VecDeque<Address> = controllers.0.iter().cloned().collect();
     let mut tried: Vec<Address> = Vec::new();
     let mut last = TransportError::NoController;
     while let Some(address) = untried.pop_front() {
-        let found = find_leader(&address, security);
+        let found = find_leader(&address, security, joined);
         let found = match untried.is_empty() {
             true => found.await,
             false => match timeout(NEXT_AFTER, found).await {
@@ -75,7 +93,7 @@ pub async fn controller(
         };
         tried.push(address);
         let (error, leader) = match found {
-            Ok(client) => return Ok(client),
+            Ok(channel) => return Ok(channel),
             Err(failed) => failed,
         };
         if !last.is_transient() || error.is_transient() {
@@ -93,9 +111,10 @@ pub async fn controller(
 async fn find_leader(
     address: &Address,
     security: &Security,
-) -> Result<ControllerClient, (TransportError, Option<Address>)> {
+    joined: &JoinedAt,
+) -> Result<Channel, (TransportError, Option<Address>)> {
     let channel = connect(address, security).await.map_err(|error| (error, None))?;
-    let mut client = ControllerClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
+    let mut client = client(channel.clone(), joined.clone());
     match client.find_leader(FindLeaderRequest {}).await {
         Err(status) if status.code() == Code::Unavailable => {
             let leader = leader_of(&status);
@@ -103,7 +122,7 @@ async fn find_leader(
             Err((TransportError::NotLeading(address.clone(), why), leader))
         }
         // It leads, or is older than this call.
-        _ => Ok(client),
+        _ => Ok(channel),
     }
 }
 

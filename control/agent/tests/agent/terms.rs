@@ -24,6 +24,7 @@ pub(crate) async fn controller_of(lab: &Lab, owner: &str, epoch: u64, instance: 
         epoch,
         instance,
         address: format!("http://c{instance}:7470"),
+        in_memory: false,
     };
     let channel = connect(lab.address(), &Security::default()).await.unwrap();
     AgentClient::with_interceptor(channel, WithTerm::new(&term))

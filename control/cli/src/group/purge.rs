@@ -145,7 +145,10 @@ impl PurgedEverywhere {
                 "no switch has groups of {}",
                 owner_text(owner)
             ))
-            .next("castnet group purge\nshows the owners of groups on the switches")),
+            .next(
+                "castnet group purge\nshows the owners of groups on the switches. Members that wait for this owner are told now that \
+                 their groups are gone",
+            )),
             _ => Ok(()),
         }
     }

@@ -26,7 +26,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 /// Two leaves with two hosts each, one spine.
 pub(crate) struct Fabric {
     pub(crate) topology: Topology,
-    pub(crate) controller: Controller,
+    /// Of the controller.
+    pub(crate) config: Config,
+    controller: Option<Controller>,
     /// Where hosts find it.
     pub(crate) controllers: Controllers,
     pub(crate) client: ControllerClient<Channel>,
@@ -80,19 +82,31 @@ impl Fabric {
         }
         let mut config = Config::new(configs);
         config.topology = Some(topology.clone());
-        let controller = Controller::start(config).await.expect("a controller");
-        let address = controller.address().expect("an address");
-        let channel = connect(address, &Security::default())
-            .await
-            .expect("a connection");
+        let (controller, client) = start(&config).await;
         Self {
             topology,
-            client: ControllerClient::new(channel),
-            controllers: address.clone().into(),
-            controller,
+            client,
+            controllers: controller.address().expect("an address").clone().into(),
+            config,
+            controller: Some(controller),
             switches,
             hosts,
         }
+    }
+
+    pub(crate) fn controller(&self) -> &Controller {
+        self.controller.as_ref().expect("it runs")
+    }
+
+    /// Stops the controller. Hosts find the next one only if they know its address.
+    pub(crate) async fn stop_controller(&mut self) {
+        self.controller.take().expect("it runs").stop().await;
+    }
+
+    /// Starts a controller with [`Self::config`] instead of the one that was stopped.
+    pub(crate) async fn start_controller(&mut self) {
+        let (controller, client) = start(&self.config).await;
+        (self.controller, self.client) = (Some(controller), client);
     }
 
     pub(crate) fn rank(
@@ -166,7 +180,7 @@ impl Fabric {
     /// The exit code, and what stands on stderr.
     pub(crate) async fn refused(&self, args: &[&str]) -> (Option<i32>, String) {
         let mut command = Command::cargo_bin("castnet").expect("the binary");
-        let address = self.controller.address().expect("an address").to_string();
+        let address = self.controller().address().expect("an address").to_string();
         command.env("CASTNET_CONTROLLER", address).args(args);
         let run = move || command.output().expect("it runs");
         let output = tokio::task::spawn_blocking(run).await.expect("no panic");
@@ -179,7 +193,7 @@ impl Fabric {
     /// What the binary says.
     pub(crate) async fn run(&self, args: Vec<&str>) -> String {
         let mut command = Command::cargo_bin("castnet").expect("the binary");
-        let address = self.controller.address().expect("an address").to_string();
+        let address = self.controller().address().expect("an address").to_string();
         command
             .env("CASTNET_CONTROLLER", address)
             .env_remove("RUST_LOG")
@@ -190,6 +204,14 @@ impl Fabric {
         };
         tokio::task::spawn_blocking(run).await.expect("no panic")
     }
+}
+
+async fn start(config: &Config) -> (Controller, ControllerClient<Channel>) {
+    let controller = Controller::start(config.clone()).await.expect("a controller");
+    let address = controller.address().expect("an address");
+    let channel = connect(address, &Security::default()).await;
+    let client = ControllerClient::new(channel.expect("a connection"));
+    (controller, client)
 }
 
 /// Rank `rank` of four as a program has it, over its end of the link.

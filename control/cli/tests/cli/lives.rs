@@ -102,7 +102,10 @@ async fn a_job_leaves_the_group_of_an_operator() {
 }
 
 /// A host's RNIC, and how it joins `g`.
-fn part(fabric: &Fabric, host: usize) -> (impl FnOnce() -> SoftRnic<BoxPort> + Send + use<>, MemberConfig) {
+pub(crate) fn part(
+    fabric: &Fabric,
+    host: usize,
+) -> (impl FnOnce() -> SoftRnic<BoxPort> + Send + use<>, MemberConfig) {
     (fabric.rnic(host), config(fabric, &format!("h{host}"), "g"))
 }
 

@@ -1,6 +1,5 @@
 //! What a controller has left on switches is removed by its name.
 
-use castnet_controller::{Config, Controller, SwitchConfig};
 use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase;
 use serde_json::json;
@@ -17,7 +16,7 @@ async fn groups_of_an_owner_are_named_and_then_removed() {
         until(rank, CollectivePhase::Active).await;
     }
     let leaf = fabric.switches[0].0.address().to_string();
-    let owner = fabric.controller.owner().to_owned();
+    let owner = fabric.controller().owner().to_owned();
     let list = ["group", "list", "--agent", &leaf];
 
     let (code, text) = fabric
@@ -48,20 +47,10 @@ async fn another_controller_removes_what_one_has_left() {
         until(rank, CollectivePhase::Active).await;
     }
     let all = ["leaf0", "leaf1", "spine0"];
-    let switches = all
-        .iter()
-        .zip(&fabric.switches)
-        .map(|(name, (agent, _))| SwitchConfig {
-            name: (*name).to_owned(),
-            agent: agent.address().clone(),
-        });
-    let mut config = Config::new(switches.collect());
-    config.topology = Some(fabric.topology.clone());
+    let owner = fabric.controller().owner();
+    fabric.stop_controller().await;
     // Without a store, each controller is another owner.
-    let new = Controller::start(config).await.expect("a controller");
-    let old = std::mem::replace(&mut fabric.controller, new);
-    let owner = old.owner();
-    old.stop().await;
+    fabric.start_controller().await;
 
     let left = json!([{ "owner": owner, "group": "job", "switches": all }]);
     let said = |owner: Option<&str>| json!({ "owner": owner, "groups": left, "routes": [], "removed": false, "unfinished": [] });

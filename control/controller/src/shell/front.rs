@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use castnet_proto::term::not_leading;
+use castnet_proto::term::{joined_at, not_leading};
 use castnet_proto::v1::controller_server::ControllerServer;
 use http_body_util::BodyExt;
 use parking_lot::RwLock;
@@ -90,6 +90,11 @@ impl Answers<http::Request<Body>> for Front {
                 return Box::pin(async move { Ok(refused.into_http()) });
             }
         };
+        let known = joined_at(request.headers()).map_err(Refusal::from);
+        let known = known.and_then(|joined| joined.map_or(Ok(()), |joined| shared.check_joined(&joined)));
+        if let Err(refused) = known {
+            return Box::pin(async move { Ok(Status::from(refused).into_http()) });
+        }
         Box::pin(async move {
             let mut service = ControllerServer::new(Service {
                 shared: shared.clone(),

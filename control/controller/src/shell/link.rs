@@ -224,7 +224,7 @@ impl Link {
         let channel = connect(&self.config.agent, &shared.config.security)
             .await
             .map_err(|e| SwitchError::Unreachable(e.to_string()))?;
-        let client = AgentClient::with_interceptor(channel, shared.term.clone());
+        let client = AgentClient::with_interceptor(channel, shared.with_term.clone());
         let mut client = client.max_decoding_message_size(ANSWER_BYTES_MAX);
         let before = shared.lock().groups.own(&self.config.name, None);
         let capabilities = ask_capabilities(shared, &mut client).await?;

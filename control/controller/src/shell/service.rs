@@ -106,7 +106,9 @@ impl Service {
     fn following<C: StandingCall>(&self, call: C) -> Answer<Messages<C::Message>> {
         let messages = call.messages();
         let show = move |(state, sent): Step<C::State>| messages(&state, sent.as_deref());
-        self.stream(show, |to| follow(call, to))
+        let mut answer = self.stream(show, |to| follow(call, to))?;
+        self.shared.with_term.add_to(answer.metadata_mut());
+        Ok(answer)
     }
 
     /// A response from state that is on disk.
@@ -462,7 +464,7 @@ impl Controller for Service {
     }
 
     async fn find_leader(&self, _: Request<v1::FindLeaderRequest>) -> Answer<v1::FindLeaderResponse> {
-        let address = self.shared.address.clone();
+        let address = self.shared.term.address.clone();
         Ok(Response::new(v1::FindLeaderResponse { address }))
     }
 

@@ -55,14 +55,12 @@ impl Drop for Locked<'_> {
 
 pub(crate) struct Shared {
     pub(crate) config: Arc<Config>,
-    pub(crate) owner: String,
-    /// Sent with each call to a switch.
-    pub(crate) term: WithTerm,
-    /// Where clients reach it.
-    pub(crate) address: String,
+    /// Of this controller.
+    pub(crate) term: v1::ControllerTerm,
+    /// Sent with each call to a switch, and with each answer to who joins.
+    pub(crate) with_term: WithTerm,
     /// If there are several controllers: the lead of this one.
     lead: Option<Arc<Lead>>,
-    epoch: u64,
     is_superseded: AtomicBool,
     pub(crate) links: BTreeMap<String, Arc<Link>>,
     pub(crate) exchanges: Exchanges,
@@ -84,7 +82,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(
         config: Arc<Config>,
-        term: &v1::ControllerTerm,
+        term: v1::ControllerTerm,
         lead: Option<Arc<Lead>>,
         core: Core,
         staged: Arc<Notify>,
@@ -96,11 +94,9 @@ impl Shared {
             .collect();
         Self {
             config,
-            owner: term.owner.clone(),
-            term: WithTerm::new(term),
-            address: term.address.clone(),
+            with_term: WithTerm::new(&term),
+            term,
             lead,
-            epoch: term.epoch,
             is_superseded: AtomicBool::new(false),
             links,
             exchanges: Exchanges::default(),
@@ -177,6 +173,37 @@ impl Shared {
         let _ = tokio::time::timeout(self.config.timeouts.switch, told).await;
     }
 
+    /// Fails if this controller may not know what became of a group that was joined at the controller of this term.
+    pub(crate) fn check_joined(&self, joined: &v1::ControllerTerm) -> Result<(), Refusal> {
+        let v1::ControllerTerm {
+            owner,
+            epoch,
+            instance,
+            ..
+        } = &self.term;
+        let (of, later) = (&joined.owner, joined.epoch);
+        let reason = if of == owner && later > *epoch {
+            format!(
+                "that controller has begun later on the store of owner {of} (epoch {later} after {epoch}): start this one with the \
+                 store as it is now, or export and import it with --above {later}"
+            )
+        } else if of == owner && later == *epoch && joined.instance != *instance {
+            format!("that controller and this one run on copies of the store of owner {of}: stop one of them")
+        // What is in memory alone ends with its controller.
+        } else if of == owner || joined.in_memory || self.core.lock().others.are_gone(of) {
+            return Ok(());
+        } else {
+            format!(
+                "that controller has another store (owner {of}): start it again, or remove its groups with castnet group purge --owner \
+                 {of} --yes"
+            )
+        };
+        Err(Refusal::JoinedElsewhere {
+            address: joined.address.clone(),
+            reason,
+        })
+    }
+
     /// A switch has reported that another controller has taken over. The task that writes the store notes that, and gives up the lead.
     pub(crate) fn superseded(&self) {
         if !self.is_superseded.swap(true, Ordering::Relaxed) {
@@ -186,7 +213,7 @@ impl Shared {
 
     /// The epoch with which a switch has refused the only controller on a store.
     pub(crate) fn refused_epoch(&self) -> Option<u64> {
-        (self.lead.is_none() && self.is_superseded()).then_some(self.epoch)
+        (self.lead.is_none() && self.is_superseded()).then_some(self.term.epoch)
     }
 
     pub(crate) fn is_superseded(&self) -> bool {
@@ -296,7 +323,7 @@ pub(crate) mod tests {
     pub(crate) fn shared() -> Arc<Shared> {
         let core = core(|_| {});
         let (config, term) = (core.config.clone(), v1::ControllerTerm::default());
-        Arc::new(Shared::new(config, &term, None, core, Arc::default()))
+        Arc::new(Shared::new(config, term, None, core, Arc::default()))
     }
 
     /// What is staged is written.

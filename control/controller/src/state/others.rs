@@ -2,7 +2,8 @@
 //!
 //! A controller on an empty store knows of no group. Where switches have groups of other controllers, the store may be the wrong one (a
 //! mistyped path is enough), and those groups its own. So until an operator says that the store is meant to be new, it creates none, and
-//! tells nobody that a group is gone.
+//! tells nobody that a group is gone. A controller on a store with groups may be on the wrong one as well: who has joined at another controller
+//! is not told by it that its group is gone, before an operator has purged the groups of that one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +17,14 @@ pub(crate) struct Others {
     unasked: BTreeSet<String>,
     /// By switch; none without any.
     on: BTreeMap<String, On>,
+    /// Owners whose groups an operator has purged.
+    purged: BTreeSet<String>,
+    /// Owners that the log has named because their members asked here. A client can invent owners, so their number is bounded.
+    asked_for: BTreeSet<String>,
 }
+
+/// Most owners in the log.
+const ASKED_FOR_MAX: usize = 16;
 
 struct On {
     mcst_ids: BTreeSet<McstId>,
@@ -31,6 +39,8 @@ impl Others {
             is_new,
             unasked: switches.filter(|_| is_new || has_unread).collect(),
             on: BTreeMap::new(),
+            purged: BTreeSet::new(),
+            asked_for: BTreeSet::new(),
         }
     }
 
@@ -55,6 +65,23 @@ impl Others {
 
     pub(crate) fn unasked(&self) -> impl Iterator<Item = &String> {
         self.unasked.iter()
+    }
+
+    /// An operator has said that the groups of this owner are to go.
+    pub(crate) fn purge(&mut self, owner: &str) {
+        self.purged.insert(owner.into());
+    }
+
+    /// Whether groups that were joined at a controller of another owner are gone. If not, the log names that owner, once.
+    pub(crate) fn are_gone(&mut self, owner: &str) -> bool {
+        let are_gone = self.purged.contains(owner);
+        if !are_gone && self.asked_for.len() < ASKED_FOR_MAX && self.asked_for.insert(owner.into()) {
+            tracing::warn!(
+                "members of groups of another controller ask this one: start that one again with its store (owner {owner}), or remove \
+                 its groups with castnet group purge --owner {owner} --yes"
+            );
+        }
+        are_gone
     }
 
     /// Whether a switch has something else at this address.
@@ -130,6 +157,17 @@ mod tests {
         assert_eq!(others.doubt(), None);
         let has = |n| others.have(McstId([10, 200, 0, n].into()));
         assert_eq!([1, 2, 3].map(has), [false, false, true]);
+    }
+
+    #[test]
+    fn the_groups_of_another_owner_are_gone_once_an_operator_has_purged_them() {
+        let mut others = new(false);
+        for owner in 0..100 {
+            assert!(!others.are_gone(&format!("owner {owner}")));
+        }
+        assert_eq!(others.asked_for.len(), ASKED_FOR_MAX);
+        others.purge("owner 1");
+        assert!(others.are_gone("owner 1") && !others.are_gone("owner 2"));
     }
 
     #[test]

@@ -256,9 +256,14 @@ async fn the_leader_is_killed_and_another_goes_on() {
         .map(|n| address(lab.folder.path(), n).to_string())
         .collect();
     let all: Controllers = all.join(",").parse().unwrap();
-    let followed = controller(&all, &Security::default()).await.unwrap();
-    reaches(&followed, "h", Active).await;
-    reaches(&followed, "g", Active).await;
+    let mut followed = controller(&all, &Security::default()).await.unwrap();
+    let found = followed.find_leader(v1::FindLeaderRequest {}).await.unwrap();
+    assert_eq!(
+        found.into_inner().address,
+        address(lab.folder.path(), second).to_string()
+    );
+    reaches(&client, "h", Active).await;
+    reaches(&client, "g", Active).await;
     client.destroy_group(destruction("h")).await.unwrap();
     for name in ["leaf0", "leaf1", "spine0"] {
         assert_eq!(lab.switch(name).changes(), ["+g.1", "+h.1", "-h.1"], "{name}");

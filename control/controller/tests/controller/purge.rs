@@ -1,9 +1,12 @@
 //! What other owners have left on the switches is shown and removed.
 
+use castnet_proto::term::{is_joined_elsewhere, term_of};
 use castnet_proto::v1;
-use tonic::Code;
+use prost::Message;
+use tonic::metadata::BinaryMetadataValue;
+use tonic::{Code, Request, Status};
 
-use crate::common::Lab;
+use crate::common::{Client, Lab};
 
 fn purge(owner: Option<&str>, remove: bool) -> v1::PurgeGroupsRequest {
     v1::PurgeGroupsRequest {
@@ -94,4 +97,78 @@ async fn what_a_controller_left_is_removed_by_its_name_alone() {
     let removed = client.purge_groups(purge(Some(&owner), true)).await.unwrap();
     assert_eq!(lines(removed.into_inner()), [(old, true)]);
     assert_eq!(lab.placed(), ["leaf1 new.1"]);
+}
+
+/// What a member is told about its group that says where it has joined.
+async fn told(client: &mut Client, group: &str, joined: &v1::ControllerTerm) -> Result<(), Status> {
+    let mut request = Request::new(v1::GetGroupRequest { group: group.into() });
+    let term = BinaryMetadataValue::from_bytes(&joined.encode_to_vec());
+    request.metadata_mut().insert_bin("castnet-joined-bin", term);
+    client.get_group(request).await.map(drop)
+}
+
+/// A controller on a store with groups may be on the wrong one, too, or on an older copy.
+#[tokio::test]
+async fn a_member_is_told_that_its_group_is_gone_by_those_who_know() {
+    let mut lab = Lab::two_tiers().await;
+    let (old, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("old", &["h0", "h1"], 17))
+        .await
+        .unwrap();
+    let rejoined = client.join_group(lab.joining("old", "h1", 17)).await.unwrap();
+    let joined = term_of(rejoined.metadata()).unwrap().expect("a term");
+    assert_eq!((&joined.owner, joined.epoch), (&old.owner(), 1));
+    drop(rejoined);
+    old.stop().await;
+
+    // The next one on the store knows what became of it. One that ran later has made what this one does not know.
+    let (old, mut client) = lab.start().await;
+    told(&mut client, "old", &joined).await.unwrap();
+    let gone = told(&mut client, "none", &joined).await.unwrap_err();
+    assert_eq!(gone.code(), Code::NotFound, "{gone}");
+    for (epoch, why) in [(2, "run on copies of the store"), (3, "(epoch 3 after 2)")] {
+        let later = v1::ControllerTerm {
+            epoch,
+            ..joined.clone()
+        };
+        let unsure = told(&mut client, "old", &later).await.unwrap_err();
+        assert!(
+            is_joined_elsewhere(&unsure) && unsure.message().contains(why),
+            "{unsure}"
+        );
+    }
+    let owner = old.owner();
+    old.stop().await;
+
+    lab.config.store = Some(lab.folder.path().join("new.redb"));
+    lab.config.init = true;
+    let (_new, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("new", &["h2", "h3"], 18))
+        .await
+        .unwrap();
+    for group in ["old", "new"] {
+        let unsure = told(&mut client, group, &joined).await.unwrap_err();
+        let way = format!("castnet group purge --owner {owner} --yes");
+        assert!(
+            is_joined_elsewhere(&unsure) && unsure.message().contains(&way),
+            "{unsure}"
+        );
+    }
+    let in_memory = v1::ControllerTerm {
+        in_memory: true,
+        ..joined.clone()
+    };
+    let gone = told(&mut client, "old", &in_memory).await.unwrap_err();
+    assert_eq!(gone.code(), Code::NotFound, "{gone}");
+    // Looking is not purging.
+    client.purge_groups(purge(Some(&owner), false)).await.unwrap();
+    let unsure = told(&mut client, "new", &joined).await.unwrap_err();
+    assert!(is_joined_elsewhere(&unsure), "{unsure}");
+    client.purge_groups(purge(Some(&owner), true)).await.unwrap();
+    let gone = told(&mut client, "old", &joined).await.unwrap_err();
+    assert_eq!(gone.code(), Code::NotFound, "{gone}");
+    // What it has is shown to all.
+    told(&mut client, "new", &joined).await.unwrap();
 }

@@ -116,7 +116,12 @@ impl<const W: usize> Translated<W> {
                 sending.pace();
             }
             if let Syndrome::RnrNak(timer) = syndrome {
-                sending.rnr_until = now + timer.wait();
+                let until = now + timer.wait();
+                sending.rnr_until = until;
+                self.rnr_at = match self.rnr_waiting.is_empty() {
+                    true => until,
+                    false => self.rnr_at.min(until),
+                };
                 self.rnr_waiting.insert(from);
             }
             self.refresh(from);

@@ -52,6 +52,8 @@ pub struct Translated<const W: usize = 1> {
     pub(super) blamed: EndpointSet<W>,
     /// Had no receive posted.
     pub(super) rnr_waiting: EndpointSet<W>,
+    /// When the first of them has waited long enough; zero without any.
+    pub(super) rnr_at: Nanos,
     /// Endpoints whose failure was reported.
     pub(super) failed: EndpointSet<W>,
     /// While something is in flight.
@@ -117,6 +119,7 @@ impl<const W: usize> Translated<W> {
             is_retiring: false,
             blamed: EndpointSet::EMPTY,
             rnr_waiting: EndpointSet::EMPTY,
+            rnr_at: Nanos::ZERO,
             failed: EndpointSet::EMPTY,
             tick_at: Nanos::ZERO,
             tick_next: 0,
@@ -213,13 +216,16 @@ impl<const W: usize> Translated<W> {
     #[inline]
     fn conclude(&mut self, now: Nanos, out: &mut Effects<W>) {
         self.send_acks(out, 1);
-        // Each has one effect at most; a control message has none.
-        for _ in 1..out.remaining_capacity() {
-            if !self.hand_over(now, out) {
-                break;
+        // The results of a reproducible group are made of all contributions when they are sent: only `poll_emit` sends them.
+        if !self.cold().reproducible {
+            // Each has one effect at most; a control message has none.
+            for _ in 1..out.remaining_capacity() {
+                if !self.hand_over(now, out) {
+                    break;
+                }
             }
+            self.replicate_data(out);
         }
-        self.replicate_data(out);
         if out.is_empty() {
             emit(out, Effect::Absorb);
         }

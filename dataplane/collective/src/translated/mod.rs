@@ -152,7 +152,8 @@ pub enum Effect<const W: usize = 1> {
     },
     /// The received control message is new: it was merged with the others or, from the parent, is their result.
     Merged,
-    /// All contributions of a reduction have been received. If they are stored separately, reduce them now, in the order of endpoints.
+    /// All contributions of a reduction have been received. If they are stored separately, reduce them in the order of endpoints
+    /// before the slot is read.
     Complete {
         /// The slot.
         slot: u16,

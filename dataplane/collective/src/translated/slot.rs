@@ -111,8 +111,14 @@ impl<const W: usize> Slots<W> {
 
     /// RecycleBuffer: clears the slots from `start` to before `end`.
     pub(super) fn recycle_buffer(&mut self, pipe: Pipe, start: u64, end: u64) {
-        for g in start..end.min(start + self.ring()) {
-            *self.at_mut(pipe, g) = Slot::default();
+        let (ring, count) = (
+            usize::from(self.ring),
+            end.saturating_sub(start).min(self.ring()) as usize,
+        );
+        let (first, whole) = (usize::from(self.number(pipe, start)), pipe as usize * ring);
+        let before_wrap = count.min(whole + ring - first);
+        for part in [first..first + before_wrap, whole..whole + count - before_wrap] {
+            self.slots[part].fill(Slot::default());
         }
     }
 }

@@ -15,14 +15,7 @@ impl<const W: usize> Translated<W> {
     /// The time at which [`handle_timeout`](Self::handle_timeout) is due, and the reason.
     #[inline]
     pub fn poll_timeout(&self) -> Option<(Nanos, TimerReason)> {
-        let rnr = if self.rnr_waiting.is_empty() {
-            None
-        } else {
-            let waits = self.rnr_waiting.iter();
-            waits
-                .map(|e| (self.endpoint(e).sending.rnr_until, TimerReason::Rnr))
-                .min()
-        };
+        let rnr = (!self.rnr_waiting.is_empty()).then_some((self.rnr_at, TimerReason::Rnr));
         let active = self.is_active();
         let tick = active.then_some((self.tick_at, TimerReason::Tick));
         let watched = active && self.cold().stall_timeout > Nanos::ZERO;
@@ -34,13 +27,8 @@ impl<const W: usize> Translated<W> {
     /// [`poll_emit`](Self::poll_emit) after each call.
     pub fn handle_timeout(&mut self, now: Nanos, out: &mut Effects<W>) {
         out.clear();
-        for endpoint in self.rnr_waiting {
-            if self.endpoint(endpoint).sending.rnr_until <= now {
-                let sending = &mut self.endpoint_mut(endpoint).sending;
-                (sending.rnr_until, sending.nak_served) = (Nanos::ZERO, false);
-                self.rnr_waiting.remove(endpoint);
-                self.refresh(endpoint);
-            }
+        if !self.rnr_waiting.is_empty() && self.rnr_at <= now {
+            self.end_rnr_waits(now);
         }
         if !self.is_active() {
             return;
@@ -76,6 +64,21 @@ impl<const W: usize> Translated<W> {
         }
         self.tick_next = 0;
         self.tick_at = now + tick;
+    }
+
+    fn end_rnr_waits(&mut self, now: Nanos) {
+        let mut next = None;
+        for endpoint in self.rnr_waiting {
+            let sending = &mut self.endpoint_mut(endpoint).sending;
+            if sending.rnr_until > now {
+                next = next.into_iter().chain([sending.rnr_until]).min();
+                continue;
+            }
+            (sending.rnr_until, sending.nak_served) = (Nanos::ZERO, false);
+            self.rnr_waiting.remove(endpoint);
+            self.refresh(endpoint);
+        }
+        self.rnr_at = next.unwrap_or(Nanos::ZERO);
     }
 
     /// Retransmits packets unacknowledged for a whole tick. A host gets the oldest, and its answer shows how much it has received. A

@@ -21,7 +21,8 @@ pub(crate) struct Services {
     pub(crate) timers: Timers,
     pub(crate) events: Events,
     pub(crate) scratch: Scratch,
-    /// What is left of the work that groups may do in this iteration beside handling frames, in bytes of messages that are combined.
+    /// What is left of the work that groups may do beside handling frames, in bytes of messages that are combined. Each iteration gives it
+    /// twice: with its frames, and with its timers.
     /// Emissions and timers stop at 0; what they leave stays queued or due.
     pub(crate) work: usize,
 }
@@ -32,6 +33,12 @@ pub(crate) const WORK_MAX: usize = 1 << 20;
 pub(crate) const TIMERS_WORK: usize = WORK_MAX / 2;
 /// To send a frame takes as long as to combine so many bytes.
 pub(crate) const FRAME: usize = 1 << 10;
+
+/// The work of a walk over so many endpoints: it looks at 64 in the time of one frame.
+pub(crate) const fn looks(endpoints: usize) -> usize {
+    let frames = endpoints.div_ceil(64);
+    if frames == 0 { FRAME } else { frames * FRAME }
+}
 
 impl Services {
     pub(crate) fn new(config: &EngineConfig) -> Self {

@@ -63,6 +63,44 @@ fn pending_results_are_sent_in_many_iterations() {
     assert!(sent >= 2 * (2 * calls - 1), "{sent} frames");
 }
 
+/// A sum in rank order is made of all contributions when it is sent. A rank that comes late completes many sums at once.
+#[test]
+fn sums_in_rank_order_are_made_in_many_iterations() {
+    let (ranks, packets) = (60, 32);
+    let mut engine = engine(2);
+    install_collective(
+        &mut engine,
+        &one_armed_star(ranks).with_translated(|rule| (rule.reproducible, rule.slots) = (true, 64)),
+    );
+    let elements = packets * PMTU.bytes() / 4;
+    let jobs = [job(Primitive::AllReduce, DataType::F32, 0, elements, ranks, 1)];
+    let all: Vec<Rank> = (0..ranks).map(|rank| Rank::new(rank, T0, &jobs)).collect();
+    let is_result = |frame: &(_, Vec<u8>)| frame.1.len() > PMTU.bytes();
+    all.iter()
+        .for_each(|rank| drop(feed(&mut engine, T0, 0, &rank.frame(0))));
+    for i in 1..=packets {
+        let early = all[1..]
+            .iter()
+            .map(|rank| feed(&mut engine, T0, 0, &rank.frame(i)));
+        assert!(early.flatten().all(|frame| !is_result(&frame)));
+    }
+    let mut frames: Batch<Vec<u8>> = Batch::new();
+    (1..=packets).for_each(|i| frames.push(all[0].frame(i)));
+    let mut egress = PlainEgress::default();
+    engine.process(T0, port(0), &mut frames, &mut egress);
+    let mut sent = vec![taken(egress)];
+    while engine.poll_timeout() == Some(Nanos::ZERO) {
+        sent.push(tick(&mut engine, T0));
+    }
+    // Each takes as long as to combine 60 packets and to send as many.
+    let results: Vec<_> = sent
+        .iter()
+        .map(|all| all.iter().filter(|f| is_result(f)).count() / ranks)
+        .collect();
+    assert_eq!(results.iter().sum::<usize>(), packets, "{results:?}");
+    assert!(results.iter().all(|sums| *sums <= 14), "{results:?}");
+}
+
 /// A group of this number, all of whose ranks have a result that they do not acknowledge.
 fn unanswered(engine: &mut Engine, number: u8, ranks: usize, mode: CollectiveMode) {
     let rule = GroupRule {

@@ -122,7 +122,7 @@ impl Link {
     ) -> Vec<Result<(), SwitchError>> {
         let within = shared.config.timeouts.switch;
         let mut results = Vec::with_capacity(rules.len());
-        for request in install_requests(&shared.owner, rules) {
+        for request in install_requests(&shared.term.owner, rules) {
             let end = results.len() + request.rules.len();
             let request = async {
                 shared.may_change().await?;
@@ -158,7 +158,7 @@ impl Link {
             shared.may_change().await?;
             let request = v1::RemoveGroupRequest {
                 mcst_id: mcst_id.to_string(),
-                owner: Some(shared.owner.clone()),
+                owner: Some(shared.term.owner.clone()),
                 generation,
             };
             match call(shared.config.timeouts.switch, client.remove_group(request)).await {

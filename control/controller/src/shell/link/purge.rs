@@ -20,11 +20,15 @@ impl Shared {
             None if request.remove => {
                 return Err(Invalid::missing("owner", "whose groups are to be removed").into());
             }
-            Some(owner) if *owner == self.owner => {
+            Some(owner) if *owner == self.term.owner => {
                 let why = "is this controller: destroy its groups by name";
                 return Err(Invalid::out_of_range("owner", owner, why).into());
             }
             _ => {}
+        }
+        if let Some(owner) = request.owner.as_ref().filter(|_| request.remove) {
+            // Also where no switch has any more: members may wait for that owner.
+            self.lock().others.purge(owner);
         }
         let mut switches = JoinSet::new();
         for link in self.links.values() {
@@ -65,7 +69,7 @@ impl Link {
         for v1::InstalledGroup { rule, owner, .. } in listed.groups {
             let is_meant = match &request.owner {
                 Some(wanted) => *wanted == owner,
-                None => owner != shared.owner,
+                None => owner != shared.term.owner,
             };
             if let Some(rule) = rule.filter(|_| is_meant) {
                 left.groups.push(v1::LeftGroup {
@@ -96,7 +100,7 @@ impl Link {
             // A route without an owner is an operator's.
             let is_meant = match &request.owner {
                 Some(wanted) => *wanted == owner,
-                None => owner != shared.owner,
+                None => owner != shared.term.owner,
             };
             if owner.is_empty() || !is_meant {
                 continue;

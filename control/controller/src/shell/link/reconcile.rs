@@ -38,7 +38,7 @@ impl Link {
             brief: true,
         };
         let listed = call(shared.config.timeouts.switch, client.list_groups(request)).await?;
-        let mut found = self.sort(&mut shared.lock(), &shared.owner, listed);
+        let mut found = self.sort(&mut shared.lock(), &shared.term.owner, listed);
         let read = |core: &Core| {
             (
                 wanted(core, switch),

@@ -43,7 +43,7 @@ impl Link {
                     let (prefix, switch) = (route.prefix, &self.config.name);
                     let (is_wanted, is_foreign) = (
                         wanted.routes.get(&prefix),
-                        !["", shared.owner.as_str()].contains(&owner),
+                        !["", shared.term.owner.as_str()].contains(&owner),
                     );
                     match is_wanted == Some(&route) || is_foreign {
                         true => stay.insert(prefix),

@@ -356,17 +356,24 @@ where
     }
 }
 
+/// What the kernel of a call depends on.
+pub(super) type KernelKey = (Operation, DataType, CallFlags);
+
+pub(super) fn kernel_key(call: &Call) -> KernelKey {
+    (call.operation, call.data_type, call.flags)
+}
+
+/// The kernel that was used last.
 #[derive(Clone, Debug, Default)]
-pub(super) struct KernelCache(Option<((Operation, DataType, CallFlags), Kernel)>);
+pub(super) struct KernelCache(Option<(KernelKey, Kernel)>);
 
 impl KernelCache {
     #[inline]
-    pub(super) fn select(&mut self, call: &Call) -> Kernel {
-        let key = (call.operation, call.data_type, call.flags);
+    pub(super) fn select(&mut self, key: KernelKey) -> Kernel {
         match self.0 {
             Some((selected, kernel)) if selected == key => kernel,
             _ => {
-                let kernel = Kernel::select(call.operation, call.data_type, call.flags);
+                let kernel = Kernel::select(key.0, key.1, key.2);
                 self.0 = Some((key, kernel));
                 kernel
             }

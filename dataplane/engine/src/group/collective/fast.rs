@@ -4,7 +4,7 @@ use castnet_collective::EndpointId;
 use castnet_collective::translated::{Event, PacketShape};
 use castnet_wire::ipv4::ECN;
 
-use super::context::CollectiveContext;
+use super::context::{CollectiveContext, kernel_key};
 use super::frame::{EffectCx, Received, carry_out, count_data, emit_due};
 use super::slots;
 use crate::egress::Egress;
@@ -82,11 +82,7 @@ where
         let effects = scratch.collective.of();
         self.machine.handle(cx.now, event, effects);
         count_data(self, from, effects, length);
-        let mut effect_cx = EffectCx {
-            output,
-            events,
-            timed: false,
-        };
+        let mut effect_cx = EffectCx::new(output, events, false);
         let verdict = carry_out(cx, &mut effect_cx, self, effects, Some(&received));
         // Frees the buffer before further frames are allocated.
         drop(frame);
@@ -132,7 +128,7 @@ where
         });
         let mut left = most;
         let mut nexts = machine.nexts(from).map(|nexts| {
-            let kernel = kernels.select(nexts.call());
+            let kernel = kernels.select(kernel_key(nexts.call()));
             (nexts, kernel)
         });
         let end = loop {

@@ -11,7 +11,7 @@ use castnet_wire::{
     Aeth, Control, DropReason, FrameBuf, Headers, Kind, MacAddr, Nanos, Opcode, Psn, RoceHeader, Syndrome,
 };
 
-use super::context::CollectiveContext;
+use super::context::{CollectiveContext, kernel_key};
 use super::explain;
 use super::feedback;
 use super::slots;
@@ -20,7 +20,7 @@ use crate::address;
 use crate::egress::Egress;
 use crate::group::classify::{self, Class, Refusal};
 use crate::group::meter::{self, Metered};
-use crate::group::services::{CollectiveEffects, EffectsOfWidth, FRAME, Services, Timers};
+use crate::group::services::{CollectiveEffects, EffectsOfWidth, FRAME, Services, Timers, looks};
 use crate::group::verify::{self, Pieces};
 use crate::observe::counters::{CollectiveCounters, EndpointCounters};
 use crate::observe::events::{EventKind, Events};
@@ -41,6 +41,19 @@ pub(super) struct EffectCx<'a> {
     pub(super) events: &'a mut Events,
     /// A timer has caused the effects, not a frame.
     pub(super) timed: bool,
+    /// Bytes of contributions that were combined to make results, and are not charged yet.
+    pub(super) combined: usize,
+}
+
+impl<'a> EffectCx<'a> {
+    pub(super) fn new(output: &'a mut Output, events: &'a mut Events, timed: bool) -> Self {
+        Self {
+            output,
+            events,
+            timed,
+            combined: 0,
+        }
+    }
 }
 
 pub(super) struct Received<'a> {
@@ -105,11 +118,7 @@ where
         self.machine.handle(cx.now, event, effects);
         cx.observer.step(|| explain::decision(self, &event, effects));
         count_arrival(self, &event, effects, header.payload_len);
-        let mut effect_cx = EffectCx {
-            output,
-            events,
-            timed: false,
-        };
+        let mut effect_cx = EffectCx::new(output, events, false);
         let received = Received {
             payload,
             imm: header.imm,
@@ -138,17 +147,13 @@ where
         cx.observer.group(self.mcst_id);
         let work = &mut services.work;
         let effects = services.scratch.collective.of();
-        let mut effect_cx = EffectCx {
-            output: &mut services.output,
-            events: &mut services.events,
-            timed: true,
-        };
+        let mut effect_cx = EffectCx::new(&mut services.output, &mut services.events, true);
         for _ in 0..TIMERS_MAX {
             if *work == 0 || self.machine.poll_timeout().is_none_or(|(at, _)| at > cx.now) {
                 break;
             }
             self.machine.handle_timeout(cx.now, effects);
-            charge(work, effects, 0);
+            charge(work, effects, self.machine.ready_count());
             cx.observer
                 .step(|| Step::new(Stage::Machine, explain::all(self, effects), "a timer was due"));
             carry_out(cx, &mut effect_cx, self, effects, None);
@@ -166,11 +171,7 @@ where
         self.scheduled.emitting = false;
         cx.observer.group(self.mcst_id);
         let work = &mut services.work;
-        let mut effect_cx = EffectCx {
-            output: &mut services.output,
-            events: &mut services.events,
-            timed: false,
-        };
+        let mut effect_cx = EffectCx::new(&mut services.output, &mut services.events, false);
         // First: what is due does not wait for a group that catches up.
         let mut more = emit_due(cx, &mut effect_cx, self, services.scratch.collective.of(), work);
         if *work > 0 && self.machine.catch_up() {
@@ -408,7 +409,7 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                 kernel,
             } => {
                 let Some(received) = received else { continue };
-                let run = group.kernels.select(group.machine.call(kernel));
+                let run = group.kernels.select(kernel_key(group.machine.call(kernel)));
                 group.slots.aggregate(slot, from, first, &run, received.payload);
                 if first {
                     store_imm(group, slot, received);
@@ -431,13 +432,11 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
             Effect::HandOver { from, to } => {
                 // The machine may have recycled `from`.
                 let length = usize::from(group.machine.shape(to).payload);
+                effect_cx.combined += group.slots.make(from, length, &mut group.kernels);
                 group.slots.hand_over(from, to, length);
             }
             Effect::Complete { slot, kernel } => {
-                let kernel = group.kernels.select(group.machine.call(kernel));
-                // The machine may have recycled the slot; contributions to it are equally long.
-                let Some(received) = received else { continue };
-                group.slots.complete(slot, &kernel, received.length);
+                group.slots.complete(slot, kernel_key(group.machine.call(kernel)));
             }
             Effect::Emit {
                 slot,
@@ -520,16 +519,15 @@ fn store_imm<const W: usize>(group: &mut CollectiveContext<W>, slot: u16, receiv
     }
 }
 
-/// Charges a step of the machine to the work of this iteration, by the frames that it sends. A step looks at 64 endpoints in the time of one
-/// frame; an emission at all that are `ready`.
+/// Charges a step of the machine to the work of this iteration, by the frames that it sends. An emission looks at all endpoints that are
+/// `ready`.
 fn charge<const W: usize>(work: &mut usize, effects: &[Effect<W>], ready: usize) {
     let frames = effects.iter().map(|effect| match effect {
         Effect::Emit { to, .. } | Effect::EmitControl { to, .. } | Effect::Cnp { to } => to.len(),
         Effect::Acknowledge { .. } => 1,
         _ => 0,
     });
-    let least = ready.div_ceil(64).max(1);
-    *work = work.saturating_sub(frames.sum::<usize>().max(least) * FRAME);
+    *work = work.saturating_sub(looks(ready).max(frames.sum::<usize>() * FRAME));
 }
 
 /// Sends pending packets while work is left for this iteration. True if there may be more.
@@ -551,6 +549,7 @@ pub(super) fn emit_due<E: Egress, O: Observer, const W: usize>(
         }
         charge(work, effects, ready);
         carry_out(cx, effect_cx, group, effects, None);
+        *work = work.saturating_sub(std::mem::take(&mut effect_cx.combined));
     }
     true
 }
@@ -565,6 +564,7 @@ fn emit<E: Egress, O: Observer, const W: usize>(
     what: (Psn, EndpointSet<W>, bool),
 ) {
     let shape = group.machine.shape(slot);
+    effect_cx.combined += group.slots.make(slot, shape.payload.into(), &mut group.kernels);
     let metadata = group.slots.metadata(slot);
     let has_imm = shape.opcode.info().headers.contains(Headers::IMM);
     let packet = Packet {

@@ -18,7 +18,7 @@ use castnet_wire::{
     BitRate, Control, Limit, MacAddr, McstId, NakCode, Nanos, PortId, Qpn, Syndrome, TokenBucket,
 };
 
-use super::context::{KernelCache, TICKS};
+use super::context::{KernelCache, TICKS, kernel_key};
 use super::explain;
 use crate::egress::Egress;
 use crate::group::install::rule_bytes;
@@ -352,7 +352,7 @@ impl TerminatedContext {
         else {
             return true;
         };
-        let apply = self.kernels.select(self.machine.call(kernel));
+        let apply = self.kernels.select(kernel_key(self.machine.call(kernel)));
         let all = self.connections.memory_mut(self.region).unwrap_or_default();
         let Some((slots, buffers)) = all.split_at_mut_checked(self.room.buffers()) else {
             return true;

@@ -15,7 +15,7 @@ use crate::group::multicast::feedback;
 use crate::group::multicast::replicate;
 use crate::group::multicast::ring;
 use crate::group::rewrite::set_psn;
-use crate::group::services::{Services, Timers};
+use crate::group::services::{Services, Timers, looks};
 use crate::observe::events::{EventKind, Events};
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::Output;
@@ -189,6 +189,7 @@ impl Group {
         cx.observer.group(self.hot.mcst_id);
         let due = self.hot.machine.poll_timeout().is_some_and(|(at, _)| at <= now);
         if due {
+            *work = work.saturating_sub(looks(self.cold.rule.endpoints.len()));
             self.hot.machine.handle_timeout(now, &mut scratch.effects);
             self.adopt_source();
             let link = self

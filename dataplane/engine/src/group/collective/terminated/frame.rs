@@ -23,7 +23,7 @@ use crate::group::collective::translate::ECT_0;
 use crate::group::install::macs;
 use crate::group::kind::Kind;
 use crate::group::meter::{self, Metered};
-use crate::group::services::Services;
+use crate::group::services::{Services, looks};
 use crate::group::verify;
 use crate::observe::counters::{CollectiveCounters, CongestionCounters, CountersSnapshot, EndpointCounters};
 use crate::observe::trace::{Observer, Stage, Verdict};
@@ -138,6 +138,7 @@ impl Kind for Box<TerminatedContext> {
 
     fn timeout<E: Egress, O: Observer>(&mut self, services: &mut Services, cx: &mut Cx<'_, E, O>, slot: u32) {
         cx.observer.group(self.mcst_id);
+        services.work = services.work.saturating_sub(looks(self.rule.endpoints.len()));
         self.connections.handle_timeout(cx.now);
         if let Some(stalled) = self.machine.handle_timeout(cx.now) {
             self.carry_out(cx.now, &stalled, cx.observer, &mut services.events);
