@@ -25,35 +25,34 @@ pub(super) async fn install(agent: &mut api::AgentClient, rules: &[&GroupRule]) 
     let is_there = |rule: &&GroupRule| there.contains(&rule.mcst_id.to_string());
     let (old, new): (Vec<_>, Vec<_>) = rules.iter().copied().partition(is_there);
     let mut changed = Changed::default();
-    for rules in std::iter::once(&*new).chain(old.chunks(1)) {
-        if let Err(failure) = changed.install(agent, rules).await {
-            return Err(changed.undo(agent, failure).await);
-        }
+    match changed.install(agent, &[new, old].concat()).await {
+        Err(failure) => Err(changed.undo(agent, failure).await),
+        done => done,
     }
-    Ok(())
 }
 
 impl<'r> Changed<'r> {
-    /// Fails at the first refusal; the other rules of the same request are installed.
+    /// Fails at the first refusal; no rule behind it is installed.
     async fn install(&mut self, agent: &mut api::AgentClient, rules: &[&'r GroupRule]) -> Outcome {
-        let (mut left, mut done) = (rules.iter().copied(), Ok(()));
-        for request in install_requests("", rules.iter().copied()) {
+        let mut left = rules.iter().copied();
+        for request in install_requests("", left.clone()) {
+            let request = api::InstallGroupsRequest {
+                stop_at_refusal: true,
+                ..request
+            };
             let results = agent.install_groups(request).await?.into_inner().results;
             for (result, rule) in results.into_iter().zip(left.by_ref()) {
                 match install_result_from_proto(result) {
                     Ok(api::InstallOutcome::Installed) => self.new.push(rule),
                     Ok(api::InstallOutcome::Replaced) => self.replaced.push(&rule.name),
-                    Err(status) if done.is_ok() => {
-                        done = Err(Failure::from(status).while_doing(format!("group {}", rule.name)));
+                    Ok(_) => {}
+                    Err(status) => {
+                        return Err(Failure::from(status).while_doing(format!("group {}", rule.name)));
                     }
-                    _ => {}
                 }
             }
-            if done.is_err() {
-                break;
-            }
         }
-        done
+        Ok(())
     }
 
     /// Removes what is new. The failure says what stays.

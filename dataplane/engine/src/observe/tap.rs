@@ -14,6 +14,8 @@ use crate::observe::trace::{Observer, Recorder, Step, Trace, Verdict};
 use crate::port_set::PortSet;
 
 const QUEUE_MAX: usize = 1024;
+/// Steps of traces, and frames in them, that an iteration records before it leaves further traces out: some tenths of a millisecond.
+const RECORDED_MAX: usize = 512;
 
 /// Most subscribers of an engine, live traces and captures together.
 pub const TAPS_MAX: usize = 8;
@@ -109,7 +111,7 @@ pub struct Captured {
 struct Subscription {
     filter: FrameFilter,
     left: u64,
-    /// Frames lost because its queue was full, since last read.
+    /// Frames lost because its queue was full, or because an iteration had recorded enough, since last read.
     lost: u64,
 }
 
@@ -221,9 +223,16 @@ pub struct Taps {
     lost: u64,
     /// The first bytes of the received frame, as many as are kept.
     received: Vec<u8>,
+    /// Steps and frames that this iteration has recorded.
+    recorded: usize,
 }
 
 impl Taps {
+    /// Lets traces be recorded again.
+    pub(crate) fn begin_iteration(&mut self) {
+        self.recorded = 0;
+    }
+
     /// True if a subscriber wants frames that timers cause.
     pub(crate) fn want_sent(&self) -> bool {
         self.wanting_sent
@@ -327,7 +336,7 @@ impl Taps {
         }
     }
 
-    /// Frames lost since the last call because the subscriber's queue was full.
+    /// Frames lost since the last call: the subscriber's queue was full, or they were more traces than an iteration has time for.
     pub fn take_lost(&mut self, id: TapId) -> u64 {
         let lost = self
             .find(id)
@@ -361,6 +370,16 @@ impl Taps {
                 break;
             }
             subscription.put(waiting, || trace.clone());
+        }
+    }
+
+    /// Counts a frame that was not recorded. Those who want its trace get a later one in its place.
+    fn lose_trace(&mut self, ingress: PortId, group: Option<McstId>, seen: Seen, addresses: Addresses) {
+        for tap in &mut self.all {
+            let wants = tap.subscription.wants(ingress, group, seen, || addresses);
+            if wants && matches!(tap.queue, Queue::Traces(_)) {
+                tap.subscription.lost += 1;
+            }
         }
     }
 
@@ -412,7 +431,7 @@ pub(crate) struct Watch {
     at: Nanos,
     group: Option<McstId>,
     received: Option<Received>,
-    /// If a subscriber may want the trace.
+    /// If a subscriber may want the trace, and there is time and room for it.
     recorder: Option<Recorder>,
 }
 
@@ -432,10 +451,11 @@ impl Watch {
         let (mut keep, mut traces) = (0, false);
         for tap in taps.all.iter().filter(|tap| tap.may_want(ingress, addresses)) {
             match &tap.queue {
-                Queue::Traces(_) => traces = true,
+                Queue::Traces(waiting) => traces |= waiting.len() < QUEUE_MAX,
                 Queue::Captured(capture) => keep = keep.max(capture.length_max.min(length)),
             }
         }
+        traces &= taps.recorded < RECORDED_MAX;
         taps.received.resize(keep, 0);
         frame.copy_to(&mut taps.received);
         Self {
@@ -485,8 +505,12 @@ impl Watch {
                 }
             }
             self.taps.received = received;
-            if let Some(recorder) = self.recorder.take() {
-                self.taps.take_trace(recorder.finish(verdict), seen, addresses);
+            match self.recorder.take().map(|recorder| recorder.finish(verdict)) {
+                Some(trace) => {
+                    self.taps.recorded += trace.steps.len() + trace.sent.len();
+                    self.taps.take_trace(trace, seen, addresses);
+                }
+                None => self.taps.lose_trace(ingress, group, seen, addresses),
             }
         }
         self.finish()
