@@ -68,27 +68,20 @@ impl RedbStore {
             path: path.into(),
             state: Mutex::new(State::Closed),
         };
-        let database = file.attempt(None, || {
-            // Groups have keys of their members' memory.
-            let new = OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(path);
-            match new {
-                Ok(new) => give_to_owner_of_folder(path, &new)?,
-                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
-                Err(_) if !std::fs::metadata(path)?.is_file() => {
-                    return Err(io::Error::from(ErrorKind::IsADirectory).into());
-                }
-                Err(_) if std::fs::metadata(path)?.len() == 0 => {
-                    return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
-                }
-                Err(_) => {}
-            }
-            Ok(Database::create(path)?)
+        let found = file.attempt(None, || match std::fs::metadata(path) {
+            Ok(found) if !found.is_file() => Err(io::Error::from(ErrorKind::IsADirectory).into()),
+            Ok(found) if found.len() == 0 => Err(io::Error::from(ErrorKind::UnexpectedEof).into()),
+            Ok(_) => Ok(Some(Database::create(path)?)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.into()),
         })?;
-        file.prepare(&database)?;
+        let database = match found {
+            Some(database) => {
+                file.prepare(&database)?;
+                database
+            }
+            None => file.create()?,
+        };
         *file.state.lock() = State::Open(database);
         Ok(Self(Arc::new(file)))
     }
@@ -193,6 +186,27 @@ fn give_to_owner_of_folder(path: &Path, new: &std::fs::File) -> io::Result<()> {
 impl File {
     fn name(&self) -> String {
         self.path.display().to_string()
+    }
+
+    /// A new store, for this user only: groups have keys of their members' memory. It is complete before it has its name: one that a full
+    /// disk or a kill has cut off would be a file that is no store.
+    fn create(&self) -> Result<Database, StoreError> {
+        let mut part = self.path.clone().into_os_string();
+        part.push(format!(".castnet-part-{}", std::process::id()));
+        let create = || {
+            let database = self.attempt(None, || {
+                let mut options = OpenOptions::new();
+                let new = options.write(true).create(true).truncate(true).mode(0o600);
+                give_to_owner_of_folder(&self.path, &new.open(&part)?)?;
+                Ok(Database::create(&part)?)
+            })?;
+            self.prepare(&database)?;
+            self.attempt(None, || Ok(std::fs::hard_link(&part, &self.path)?))?;
+            Ok(database)
+        };
+        let database = create();
+        let _ = std::fs::remove_file(&part);
+        database
     }
 
     /// The result of `act`; an error gets the names of the store and of the entry.
