@@ -51,12 +51,12 @@ async fn one_faulty_rule_of_many_holds_up_no_other() {
     let mut rules: Vec<_> = rules.iter().map(rule_to_proto).collect();
     rules.insert(3, malformed);
     let owner = "us".to_owned();
-    let mut request = v1::InstallGroupsRequest {
+    let mut installing = v1::InstallGroupsRequest {
         rules,
         owner,
         stop_at_refusal: false,
     };
-    let answer = lab.client.install_groups(request.clone()).await;
+    let answer = lab.client.install_groups(installing.clone()).await;
     let answer = answer.unwrap().into_inner();
     let results = |answer: v1::InstallGroupsResponse| {
         let refused = |status: Status| (status.code(), violations(&status)[0].field.clone());
@@ -100,15 +100,15 @@ async fn one_faulty_rule_of_many_holds_up_no_other() {
         ("10.200.0.2".into(), "g2".into(), 1, "us".into())
     );
     // Told so, it stops at the first refusal: the one behind it, which could be replaced, stays.
-    request.stop_at_refusal = true;
-    request.rules.swap(0, 1);
-    request.rules.truncate(2);
+    installing.stop_at_refusal = true;
+    installing.rules.swap(0, 1);
+    installing.rules.truncate(2);
     let newer = GroupRule {
         generation: 2,
         ..numbered(5)
     };
-    request.rules.push(rule_to_proto(&newer));
-    let answer = lab.client.install_groups(request).await.unwrap().into_inner();
+    installing.rules.push(rule_to_proto(&newer));
+    let answer = lab.client.install_groups(installing).await.unwrap().into_inner();
     assert_eq!(
         results(answer),
         [

@@ -184,7 +184,7 @@ async fn who_has_joined_believes_no_controller_on_another_store() {
         .collect();
     let meet = || {
         let barrier = barrier.clone();
-        spawn_blocking(move || drop(barrier.wait()))
+        spawn_blocking(move || barrier.wait())
     };
     meet().await.expect("no panic");
     let other = answer_elsewhere(&mut fabric, &elsewhere).await;
@@ -207,7 +207,7 @@ async fn who_has_joined_believes_no_controller_on_another_store() {
     });
     let meet = || {
         let barrier = barrier.clone();
-        spawn_blocking(move || drop(barrier.wait()))
+        spawn_blocking(move || barrier.wait())
     };
     meet().await.expect("no panic");
     let _other = answer_elsewhere(&mut fabric, &elsewhere).await;
