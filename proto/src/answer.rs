@@ -78,7 +78,11 @@ impl Answer {
 
     /// Takes the next message from the body, if fewer than `most` bytes wait.
     fn fill(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<()> {
-        if self.waiting.as_ref().is_some_and(|waiting| waiting.of_all() >= most) {
+        if self
+            .waiting
+            .as_ref()
+            .is_some_and(|waiting| waiting.of_all() >= most)
+        {
             let retry = self
                 .retry
                 .get_or_insert_with(|| Box::pin(tokio::time::sleep(RETRY)));
