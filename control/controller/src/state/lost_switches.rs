@@ -208,7 +208,7 @@ mod tests {
     fn at_a_port_of_a_host_nobody_is_a_switch() {
         let mut file = Topology::new();
         for name in ["a", "s"] {
-            file.add_switch(name, [(0, [2; 6]), (1, [2; 6])].into()).unwrap();
+            file.add_switch(name, [(0, [2; 6]), (1, [2; 6])]).unwrap();
         }
         file.add_host("h", None, None).unwrap();
         file.connect(End::port("a", 0), End::port("s", 0), 1500).unwrap();
