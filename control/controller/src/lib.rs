@@ -234,6 +234,7 @@ impl Controller {
         if let Some(server) = self.server.take() {
             server.stop().await;
         }
+        self.access.close_log().await;
     }
 }
 
