@@ -184,9 +184,11 @@ pub(crate) struct Record<'a> {
 
 /// Fails if a capture would replace a file that is neither empty nor a packet file.
 pub(crate) fn check_replaceable(path: &Path) -> Outcome {
-    pcap::check_replaceable(path).map_err(|error| {
-        Failure::usage(format!("{}: {error}", path.display()))
-            .next("give the capture another name, or remove the file")
+    pcap::check_replaceable(path).map_err(|error| match error.kind() {
+        // It was read.
+        io::ErrorKind::Other => Failure::usage(format!("{}: {error}", path.display()))
+            .next("give the capture another name, or remove the file"),
+        _ => exit::cannot_read(path, &error),
     })
 }
 
@@ -452,6 +454,13 @@ mod tests {
             let checked = check_replaceable(&path).map_err(|failure| failure.code());
             assert_eq!(checked, if is_taken { Ok(()) } else { Err(2) }, "{content:?}");
         }
+        let said = check_replaceable(&path.join("below"))
+            .expect_err("no folder")
+            .text();
+        assert!(
+            said.contains("cannot read") && !said.contains("another name"),
+            "{said}"
+        );
     }
 
     #[test]
