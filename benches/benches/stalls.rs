@@ -222,6 +222,7 @@ impl Switch {
     }
 
     fn process(&mut self, ingress: usize, mut batch: Batch<PoolBuf>) -> Duration {
+        self.engine.begin_iteration();
         let start = Instant::now();
         self.engine
             .process(NOW, port(ingress), &mut batch, &mut self.sink);

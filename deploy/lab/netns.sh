@@ -794,7 +794,8 @@ status() {
 }
 
 down() {
-    local name file pid all=() try
+    local name file pid all=() try found=
+    [ ! -e "$lab" ] || found=yes
     for file in $(grep -lzxF "CASTNET_LAB=$lab" /proc/[0-9]*/environ 2>/dev/null); do
         pid=${file//[^0-9]/}
         if [ "$pid" != $$ ] && kill "$pid" 2>/dev/null; then all+=("$pid"); fi
@@ -807,12 +808,14 @@ down() {
         kill -9 "$pid" 2>/dev/null || true
     done
     for name in switch leaf1 leaf2 bridge mpi core pod1 pod2 tor{1..8} "${hosts[@]}"; do
-        ip netns del "$prefix-$name" 2>/dev/null || true
+        if ip netns del "$prefix-$name" 2>/dev/null; then found=yes; fi
     done
     rm -rf "$lab"
+    [ -n "$found${all[*]}" ] || die "no lab ${LAB:-lab}"
     echo "The lab is gone."
 }
 
+case ${LAB:-} in switch | controller) die "LAB=$LAB: $lab is the folder of a service: give the lab another name" ;; esac
 trap 'exit 130' INT
 trap 'exit 143' TERM
 trap tidy EXIT

@@ -291,6 +291,13 @@ impl Access {
         Ok(())
     }
 
+    /// Closes the audit log, after the services behind it have stopped.
+    pub async fn close_log(&self) {
+        if let Some(audit) = &self.audit {
+            audit.close().await;
+        }
+    }
+
     /// Ends when this client has another role than it had.
     async fn role_changes(&self, caller: Arc<Caller>) -> Status {
         let mut roles = self.roles.subscribe();

@@ -27,15 +27,27 @@ pub(crate) struct Answer {
     body: Body,
     /// `None`: it was revoked.
     revoked: Option<Revoked>,
-    /// What is left of a message. The connection takes a piece only when the one before has left, and so this stays with its shares until
-    /// the client has taken the message.
+    /// What is left of a message.
     rest: Bytes,
     /// What comes after that, if the body has said it already.
     next: Option<Next>,
-    _call: Option<Arc<Share>>,
-    /// Bytes of the message, if they are counted.
+    call: Option<Arc<Share>>,
+    /// Of the bytes of its messages, if they are counted.
     waiting: Option<Share>,
     retry: Option<Pin<Box<Sleep>>>,
+}
+
+/// A message with its shares. A connection may take all pieces of it long before it can send them: they have it until the last one is sent.
+struct Message {
+    bytes: Bytes,
+    _call: Option<Arc<Share>>,
+    _waiting: Option<Share>,
+}
+
+impl AsRef<[u8]> for Message {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 impl Answer {
@@ -52,7 +64,7 @@ impl Answer {
             revoked: Some(revoked),
             rest: Bytes::new(),
             next: None,
-            _call: call,
+            call,
             waiting,
             retry: None,
         };
@@ -66,29 +78,31 @@ impl Answer {
 
     /// Takes the next message from the body, if fewer than `most` bytes wait.
     fn fill(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<()> {
-        if let Some(waiting) = &mut self.waiting {
-            // The connection has taken all of the message before.
-            waiting.set(0, usize::MAX);
-            if waiting.of_all() >= most {
-                let retry = self
-                    .retry
-                    .get_or_insert_with(|| Box::pin(tokio::time::sleep(RETRY)));
-                if retry.as_mut().poll(cx).is_pending() {
-                    return Poll::Pending;
-                }
-                self.retry = None;
-                cx.waker().wake_by_ref();
+        if self
+            .waiting
+            .as_ref()
+            .is_some_and(|waiting| waiting.of_all() >= most)
+        {
+            let retry = self
+                .retry
+                .get_or_insert_with(|| Box::pin(tokio::time::sleep(RETRY)));
+            if retry.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
+            self.retry = None;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
         }
         let next = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx));
         match next {
             Some(Ok(frame)) => match frame.into_data() {
-                Ok(data) => {
-                    if let Some(waiting) = &mut self.waiting {
-                        waiting.set(data.len(), usize::MAX);
-                    }
-                    self.rest = data;
+                Ok(bytes) => {
+                    let waiting = self.waiting.as_ref().map(|waiting| waiting.another(bytes.len()));
+                    self.rest = Bytes::from_owner(Message {
+                        bytes,
+                        _call: self.call.clone(),
+                        _waiting: waiting,
+                    });
                 }
                 Err(trailers) => self.next = Some(Some(Ok(trailers))),
             },
@@ -147,26 +161,26 @@ mod tests {
         Answer::new(body, revoked, call, Some(waiting.none(NAMES)))
     }
 
-    /// A connection drops the body of an answer when it has taken the last frame, sent or not. So that what an answer takes is counted until
-    /// the client has taken it, no frame is longer than what may wait in the connection.
+    /// A connection drops the body of an answer when it has taken the last frame, sent or not.
     #[tokio::test]
-    async fn an_answer_holds_its_shares_until_its_last_piece_is_taken() {
+    async fn an_answer_holds_its_shares_until_its_last_piece_is_sent() {
         let (calls, waiting) = (Shares::default(), Shares::default());
         let message: Vec<u8> = (0..3 * PIECE + 5).map(|n| n as u8).collect();
         let body = Body::new(Full::new(Bytes::from(message.clone())));
         let mut answer = answer(body, calls.take(NAMES, 1).map(Arc::new), &waiting);
-        let (mut lengths, mut taken) = (Vec::new(), Vec::new());
+        let mut taken = Vec::new();
         while !answer.is_end_stream() {
-            assert!(calls.take(NAMES, 1).is_none(), "after {} bytes", taken.len());
-            assert_eq!(waiting.none(NAMES).of_all(), message.len());
             let frame = answer.frame().await.expect("a frame").expect("no error");
-            let data = frame.into_data().expect("data");
-            lengths.push(data.len());
-            taken.extend_from_slice(&data);
+            taken.push(frame.into_data().expect("data"));
         }
-        assert_eq!(lengths, [PIECE, PIECE, PIECE, 5]);
-        assert_eq!(taken, message);
         drop(answer);
+        assert!(taken.iter().map(Bytes::len).eq([PIECE, PIECE, PIECE, 5]));
+        assert_eq!(taken.concat(), message);
+        while let Some(piece) = taken.pop() {
+            assert!(calls.take(NAMES, 1).is_none(), "{} pieces before", taken.len());
+            assert_eq!(waiting.none(NAMES).of_all(), message.len());
+            drop(piece);
+        }
         assert!(calls.take(NAMES, 1).is_some());
         assert_eq!(waiting.none(NAMES).of_all(), 0);
     }
@@ -188,8 +202,10 @@ mod tests {
         let all = waiting.none(NAMES);
         assert!(say(b"one"));
         let first = stream.frame().await.expect("a frame").expect("no error");
-        assert_eq!(first.into_data().expect("data"), "one");
-        assert_eq!(all.of_all(), 3, "the client may not have it yet");
+        let first = first.into_data().expect("data");
+        assert_eq!((&*first, all.of_all()), (&b"one"[..], 3));
+        drop(first);
+        assert_eq!(all.of_all(), 0, "it is sent");
         let unread = answer(Body::new(Full::new(vec![7; WAITING_MAX].into())), None, &waiting);
         assert!(say(b"two"));
         let late = tokio::time::timeout(10 * RETRY, stream.frame()).await;
@@ -213,7 +229,6 @@ mod tests {
                 .expect("no error")
                 .is_trailers()
         );
-        assert_eq!(all.of_all(), 0);
         drop(send);
         assert!(stream.frame().await.is_none());
     }

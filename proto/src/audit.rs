@@ -18,6 +18,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use castnet_wire::{Limit, Nanos};
 use parking_lot::Mutex;
 use serde::Serialize;
+use tokio::sync::watch;
 
 use crate::access::{Caller, Role};
 
@@ -35,6 +36,8 @@ const TEXT_MAX: usize = 256;
 const OF_CALLER: Limit = Limit::new(8192, Nanos::from_millis(200));
 /// Lost lines are logged at most so often.
 const LOST_INTERVAL: Duration = Duration::from_secs(60);
+/// How long an end waits for the lines that are not written yet.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One call.
 #[derive(Debug, Serialize)]
@@ -53,10 +56,13 @@ struct Line<'l> {
     reason: &'l str,
 }
 
-/// An open audit log. Its thread ends with the last clone.
+/// An open audit log. Its thread ends when it is closed, or with the last clone.
 #[derive(Clone, Debug)]
 pub struct AuditLog {
-    lines: SyncSender<String>,
+    /// `None`: it is closed.
+    lines: Arc<Mutex<Option<SyncSender<String>>>>,
+    /// Its thread has the other end until it ends.
+    thread: watch::Receiver<()>,
     lost: Arc<AtomicU64>,
     /// By identity, of hosts and readers.
     limits: Arc<Mutex<BTreeMap<String, Limit>>>,
@@ -74,15 +80,32 @@ impl AuditLog {
             lost: lost.clone(),
             told: None,
         };
+        let (runs, ended) = watch::channel(());
         let thread = std::thread::Builder::new().name("castnet-audit".into());
-        thread.spawn(move || log.write_all(&waiting))?;
+        thread.spawn(move || {
+            log.write_all(&waiting);
+            drop(runs);
+        })?;
         let (limits, start) = (Arc::default(), Instant::now());
         Ok(Self {
-            lines,
+            lines: Arc::new(Mutex::new(Some(lines))),
+            thread: ended,
             lost,
             limits,
             start,
         })
+    }
+
+    /// Takes no more lines, and waits a moment until those that it has are written.
+    pub async fn close(&self) {
+        self.lines.lock().take();
+        let mut thread = self.thread.clone();
+        if tokio::time::timeout(CLOSE_TIMEOUT, thread.changed())
+            .await
+            .is_err()
+        {
+            tracing::warn!("the audit log takes too long for its last lines: they may be lost");
+        }
     }
 
     fn allows(&self, caller: &Caller) -> bool {
@@ -109,8 +132,8 @@ impl AuditLog {
             outcome,
             reason: &cut(reason),
         };
-        let sent = serde_json::to_string(&line).map(|line| self.lines.try_send(line));
-        if !matches!(sent, Ok(Ok(()))) {
+        let send = |line| Some(self.lines.lock().as_ref()?.try_send(line));
+        if !matches!(serde_json::to_string(&line).map(send), Ok(Some(Ok(())))) {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -321,6 +344,32 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(text().lines().count(), 1);
+    }
+
+    #[tokio::test]
+    async fn what_waits_is_written_before_it_is_closed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("audit.jsonl");
+        let log = AuditLog::open(&path).expect("a file");
+        let peer = crate::transport::Peer {
+            address: "192.0.2.1:7".into(),
+            names: None,
+        };
+        let caller = Caller::new(Arc::new(peer), Role::Operator);
+        // A service still has it.
+        let other = log.clone();
+        for _ in 0..WAITING_MAX {
+            other.add(&caller, "DestroyGroup", "ok", "");
+        }
+        log.close().await;
+        let lines = || {
+            let text = std::fs::read_to_string(&path).expect("a file");
+            text.lines().count()
+        };
+        assert_eq!(lines(), WAITING_MAX);
+        other.add(&caller, "DestroyGroup", "ok", "");
+        log.close().await;
+        assert_eq!((lines(), log.lost.load(Ordering::Relaxed)), (WAITING_MAX, 1));
     }
 
     #[test]

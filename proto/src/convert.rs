@@ -167,7 +167,12 @@ pub fn install_requests<'r>(
             rules.push(rule);
         }
         let owner = owner.into();
-        (!rules.is_empty()).then_some(v1::InstallGroupsRequest { rules, owner })
+        let stop_at_refusal = false;
+        (!rules.is_empty()).then_some(v1::InstallGroupsRequest {
+            rules,
+            owner,
+            stop_at_refusal,
+        })
     })
 }
 

@@ -1,7 +1,7 @@
 //! castnet/v1: the gRPC API between switches, controller, hosts and the command line.
 //!
 //! [`v1`] is generated from `castnet/v1/*.proto`, [`convert`] validates messages, [`states`] puts states together from differences,
-//! [`transport`] serves and connects.
+//! [`transport`] serves and connects, [`part_file`] makes files that are complete before they have their names.
 //!
 //! ```no_run
 //! use castnet_proto::transport::{self, Security};
@@ -22,6 +22,7 @@ mod answer;
 pub mod audit;
 mod bounded;
 pub mod convert;
+pub mod part_file;
 mod parts;
 pub mod process;
 mod shares;

@@ -35,6 +35,13 @@ impl Shares {
 }
 
 impl Share {
+    /// So much more of the same certificate.
+    pub(crate) fn another(&self, count: usize) -> Self {
+        let mut share = self.shares.none(&self.names);
+        share.set(count, usize::MAX);
+        share
+    }
+
     /// Changes how much this is. Refused, and then nothing changes, if more is wanted and the certificate has `most` already.
     pub(crate) fn set(&mut self, count: usize, most: usize) -> bool {
         let mut taken = self.shares.0.lock();

@@ -169,7 +169,11 @@ impl v1::agent_server::Agent for Service {
     ) -> Answer<v1::InstallGroupsResponse> {
         let who = Caller::of(&request)?;
         let caller = term_to_change(&who, &request)?;
-        let v1::InstallGroupsRequest { rules, owner } = request.into_inner();
+        let v1::InstallGroupsRequest {
+            rules,
+            owner,
+            stop_at_refusal,
+        } = request.into_inner();
         check_owner(&owner)?;
         who.concerns(format!("{} groups", rules.len()));
         if rules.len() > RULES_TOGETHER_MAX {
@@ -181,8 +185,16 @@ impl v1::agent_server::Agent for Service {
             let read = |rule| rule_from_proto("rule", Some(rule)).map_err(Status::from);
             let rules: Vec<_> = rules.iter().map(read).collect();
             let results = shared.install(caller, &owner, |install| {
-                let each = rules.into_iter().map(|rule| install(&rule?));
-                each.map(install_result_to_proto).collect()
+                let mut results = Vec::with_capacity(rules.len());
+                for rule in rules {
+                    let result = rule.and_then(|rule| install(&rule));
+                    let ends = stop_at_refusal && result.is_err();
+                    results.push(install_result_to_proto(result));
+                    if ends {
+                        break;
+                    }
+                }
+                results
             })?;
             let boot_id = shared.boot_id;
             Ok(v1::InstallGroupsResponse { results, boot_id })

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::files;
+use castnet_port::pcap;
 use pcap_file::DataLink;
 use pcap_file::PcapError;
 use pcap_file::pcap::PcapReader;
@@ -20,8 +21,6 @@ use pcap_file::pcapng::{Block, PcapNgReader, PcapNgWriter};
 
 /// The block type that a pcapng file starts with.
 const PCAPNG: [u8; 4] = [0x0A, 0x0D, 0x0D, 0x0A];
-/// What a pcap file starts with, in either order of bytes: times in microseconds, and in nanoseconds.
-const PCAP: [u32; 2] = [0xA1B2_C3D4, 0xA1B2_3C4D];
 
 /// A frame of a pcap or pcapng file, by its number from 1. `-` is stdin.
 ///
@@ -185,22 +184,12 @@ pub(crate) struct Record<'a> {
 
 /// Fails if a capture would replace a file that is neither empty nor a packet file.
 pub(crate) fn check_replaceable(path: &Path) -> Outcome {
-    // A pipe is not opened: that would wait for its other end.
-    if !path.metadata().is_ok_and(|file| file.is_file()) {
-        return Ok(());
-    }
-    let mut start = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(4).read_to_end(&mut start));
-    read.map_err(|error| exit::cannot_read(path, &error))?;
-    let is_pcap = |magic: &u32| start == magic.to_be_bytes() || start == magic.to_le_bytes();
-    if start.is_empty() || start == PCAPNG || PCAP.iter().any(is_pcap) {
-        return Ok(());
-    }
-    Err(Failure::usage(format!(
-        "{} is no packet file: nothing is written over it",
-        path.display()
-    ))
-    .next("give the capture another name, or remove the file"))
+    pcap::check_replaceable(path).map_err(|error| match error.kind() {
+        // It was read.
+        io::ErrorKind::Other => Failure::usage(format!("{}: {error}", path.display()))
+            .next("give the capture another name, or remove the file"),
+        _ => exit::cannot_read(path, &error),
+    })
 }
 
 /// A pcapng file with one interface for each port, times in nanoseconds.
@@ -456,8 +445,8 @@ mod tests {
         for (content, is_taken) in [
             (Vec::new(), true),
             (pcapng(&FRAME, 122), true),
-            (PCAP[0].to_le_bytes().to_vec(), true),
-            (PCAP[1].to_be_bytes().to_vec(), true),
+            (0xA1B2_C3D4_u32.to_le_bytes().to_vec(), true),
+            (0xA1B2_3C4D_u32.to_be_bytes().to_vec(), true),
             (b"[[groups]]\n".to_vec(), false),
             (PCAPNG[..3].to_vec(), false),
         ] {
@@ -465,6 +454,13 @@ mod tests {
             let checked = check_replaceable(&path).map_err(|failure| failure.code());
             assert_eq!(checked, if is_taken { Ok(()) } else { Err(2) }, "{content:?}");
         }
+        let said = check_replaceable(&path.join("below"))
+            .expect_err("no folder")
+            .text();
+        assert!(
+            said.contains("cannot read") && !said.contains("another name"),
+            "{said}"
+        );
     }
 
     #[test]

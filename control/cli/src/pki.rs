@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Done, Output};
 use castnet_console::units::plural;
+use castnet_proto::part_file;
 use clap::{Args, Subcommand};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
@@ -137,13 +138,9 @@ struct Part<'a> {
 
 impl<'a> Part<'a> {
     fn new(place: &'a Path, text: &str, mode: u32) -> Outcome<Self> {
-        let mut part = place.as_os_str().to_owned();
-        part.push(format!(".{}", std::process::id()));
-        let part = PathBuf::from(part);
         let failed = |error| exit::cannot_write(place, &error);
-        let mut options = OpenOptions::new();
-        let file = options.write(true).create_new(true).mode(mode).open(&part);
-        let (mut file, part) = (file.map_err(failed)?, Self { place, part });
+        let (part, mut file) = part_file::create(place, OpenOptions::new().mode(mode)).map_err(failed)?;
+        let part = Self { place, part };
         keep_readers(place, &file).map_err(failed)?;
         file.write_all(text.as_bytes()).map_err(failed)?;
         file.sync_all().map_err(failed)?;
@@ -407,11 +404,16 @@ mod tests {
         let pair = || ["ops.key", "ops.pem"].map(|name| fs::read(folder.join(name)).expect("a file"));
         let old = pair();
         // The second file cannot be written.
-        let part = folder.join(format!("ops.pem.{}", std::process::id()));
-        fs::create_dir(&part).expect("a folder");
-        issue(folder, "ops", Vec::new(), &force).expect_err("no certificate");
+        let parts = (0..part_file::NAMES_MAX).map(|n| part_file::name(&folder.join("ops.pem"), n));
+        let parts: Vec<PathBuf> = parts.collect();
+        for part in &parts {
+            fs::write(part, "").expect("written");
+        }
+        let left = issue(folder, "ops", Vec::new(), &force).expect_err("no certificate");
+        assert!(left.what.contains("remove"), "{}", left.what);
         assert_eq!(pair(), old);
-        fs::remove_dir(&part).expect("removed");
+        // What a kill has left is in nobody's way.
+        fs::remove_file(&parts[1]).expect("removed");
         issue(folder, "ops", Vec::new(), &force).expect("replaced");
         assert_ne!(pair(), old);
 

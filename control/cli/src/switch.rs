@@ -125,6 +125,7 @@ impl SwitchCommand {
 
         drop(ready);
         agent.stop().await;
+        access.close_log().await;
         let last = tokio::task::spawn_blocking(move || dataplane.stop())
             .await
             .map_err(Failure::failed)?;

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
+use castnet_proto::part_file;
+
 use crate::exit::{self, Outcome};
 use crate::service::is_stopped;
 
@@ -122,7 +124,7 @@ pub fn replace(path: &Path, text: &str, is_own: fn(&str) -> bool) -> io::Result<
         Place::Special => write(path, text.as_bytes()).map(|()| None),
         Place::File(path) => {
             check_nothing_lost(&path, is_own)?;
-            let (part, mut file) = part(&path)?;
+            let (part, mut file) = part_file::create(&path, &mut OpenOptions::new())?;
             // Who may not read the old one may not read the new one.
             let written = match std::fs::metadata(&path) {
                 Ok(old) => file.set_permissions(old.permissions()),
@@ -144,7 +146,8 @@ pub fn check_replaceable(path: &Path, is_own: fn(&str) -> bool) -> io::Result<()
         Place::Special => Ok(()),
         Place::File(path) => {
             check_nothing_lost(&path, is_own)?;
-            std::fs::remove_file(part(&path)?.0)
+            let (part, _) = part_file::create(&path, &mut OpenOptions::new())?;
+            std::fs::remove_file(part)
         }
     }
 }
@@ -164,15 +167,6 @@ fn check_nothing_lost(path: &Path, is_own: fn(&str) -> bool) -> io::Result<()> {
             "there is another file: nothing is written over it",
         )),
     }
-}
-
-/// A new file beside `path`, of this process.
-fn part(path: &Path) -> io::Result<(PathBuf, File)> {
-    let mut part = path.as_os_str().to_owned();
-    part.push(format!(".{}", std::process::id()));
-    let part = PathBuf::from(part);
-    let file = File::create_new(&part)?;
-    Ok((part, file))
 }
 
 /// Waits for the reader of a pipe. While the result is held, it can be opened again without a wait. `None`: it is no pipe, or cannot be opened.
@@ -242,6 +236,17 @@ mod tests {
         drop(held);
         assert_eq!(reader.join().expect("a thread").expect("read"), b"more");
         assert!(await_reader(Path::new("/dev/null")).is_ok_and(|held| held.is_none()));
+    }
+
+    #[test]
+    fn what_a_kill_has_left_is_in_nobodys_way() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("ready");
+        std::fs::write(part_file::name(&path, 0), "left").expect("written");
+        check_replaceable(&path, |_| false).expect("another name is free");
+        replace(&path, "text", |_| false).expect("replaced");
+        assert_eq!(read(&path).expect("read"), b"text");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("files").count(), 2);
     }
 
     #[test]

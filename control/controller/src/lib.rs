@@ -62,6 +62,8 @@ use crate::store::{Store, StoreError, Stored};
 pub struct Controller {
     config: Config,
     place: Place,
+    /// The present store, if it is a file.
+    file: Option<RedbStore>,
     access: Arc<Access>,
     front: Front,
     /// While it leads, which a controller without others always does.
@@ -110,6 +112,7 @@ impl Controller {
         let mut controller = Self {
             config,
             place,
+            file: None,
             access,
             front,
             present: Present::default(),
@@ -130,7 +133,7 @@ impl Controller {
         };
         let store: Arc<dyn Store> = match &self.place {
             Place::Given(store) => store.clone(),
-            Place::File(path) => Arc::new(RedbStore::open(path)?),
+            Place::File(path) => Arc::new(self.file.insert(RedbStore::open(path)?).clone()),
             Place::Etcd(etcd) => {
                 let (to, stop) = (
                     (self.front.clone(), self.present.clone(), self.dead.clone()),
@@ -185,9 +188,9 @@ impl Controller {
             return Err(StoreError::Refused { epoch }.into());
         }
         // It is closed and opened again.
-        match &config.store {
-            Some(path) if config.etcd.is_none() => RedbStore::check_there(path).map_err(StartError::from),
-            _ => Ok(()),
+        match &self.file {
+            Some(file) => file.check_there().map_err(StartError::from),
+            None => Ok(()),
         }
     }
 
@@ -231,6 +234,7 @@ impl Controller {
         if let Some(server) = self.server.take() {
             server.stop().await;
         }
+        self.access.close_log().await;
     }
 }
 

@@ -35,17 +35,25 @@ pub(super) struct Collective {
 /// Endpoints of the roots of a call, one for each block.
 pub(super) type Roots = [EndpointId; Call::ROOTS_MAX as usize];
 
-/// The endpoints with the root ranks of a call behind them. `None` if a root is behind none of them.
+/// The endpoints with the root ranks of a call behind them. `None` if a root is behind none of them. One walk: a rank may ask for it with each
+/// of its frames.
 pub(super) fn roots(call: &Call, endpoints: &[EndpointConfig]) -> Option<Roots> {
-    let mut roots = Roots::default();
-    if call.primitive != Primitive::AllReduce {
-        for (root, nth) in roots.iter_mut().zip(0..call.roots) {
-            let rank = call.root.wrapping_add(nth);
-            let at = endpoints.iter().position(|e| e.ranks.contains(rank));
-            *root = EndpointId::new(at?)?;
+    let (mut roots, mut found) = (Roots::default(), 0);
+    if call.primitive == Primitive::AllReduce {
+        return Some(roots);
+    }
+    for (endpoint, config) in endpoints.iter().enumerate() {
+        for rank in config.ranks.as_slice() {
+            let nth = rank.wrapping_sub(call.root);
+            if nth < call.roots
+                && let Some(root) = roots.get_mut(usize::from(nth))
+            {
+                *root = EndpointId::new(endpoint)?;
+                found += 1;
+            }
         }
     }
-    Some(roots)
+    (found == call.roots).then_some(roots)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

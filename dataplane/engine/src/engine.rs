@@ -183,14 +183,16 @@ impl Engine {
         own.into_iter().chain(self.services.timers.poll()).min()
     }
 
-    /// Gives groups new work for this iteration. Without it, only [`Engine::handle_timeout`] does.
+    /// Gives groups new work, and traces new time, for this iteration. Without it, only [`Engine::handle_timeout`] does.
     pub fn begin_iteration(&mut self) {
         self.services.work = WORK_MAX;
+        self.taps.begin_iteration();
     }
 
     /// Runs due timers: LLDP, a bounded part of ageing, stall reports, retransmissions and pending emissions of a bounded number of groups.
     /// While further groups are due, so is [`Engine::poll_timeout`]: handle frames, and call it again.
     pub fn handle_timeout<E: Egress>(&mut self, now: Nanos, egress: &mut E) {
+        self.taps.begin_iteration();
         if self.taps.want_sent() {
             let mut watch = Watch::of_timers(std::mem::take(&mut self.taps), now);
             self.on_time(now, egress, &mut watch);

@@ -123,8 +123,9 @@ enum Writer {
     PcapNg(PcapNgWriter<BufWriter<File>>),
 }
 
-/// Whether nothing but frames is lost with what stands at `path`: nothing, a device or a pipe, an empty file, or a capture.
-fn is_replaceable(path: &Path) -> io::Result<()> {
+/// Fails if more than frames is lost with what stands at `path`: it is no packet file, and not empty. A device or a pipe is not opened, as that
+/// would wait for its other end.
+pub fn check_replaceable(path: &Path) -> io::Result<()> {
     let mut magic = Vec::new();
     match std::fs::metadata(path) {
         Ok(file) if file.is_file() => File::open(path)?.take(4).read_to_end(&mut magic)?,
@@ -139,7 +140,7 @@ fn is_replaceable(path: &Path) -> io::Result<()> {
     {
         true => Ok(()),
         false => Err(io::Error::other(
-            "this file is not a capture, so it is not written over",
+            "it is no packet file, so nothing is written over it",
         )),
     }
 }
@@ -159,7 +160,7 @@ impl Writer {
             path: path.into(),
             source,
         };
-        is_replaceable(path).map_err(failed)?;
+        check_replaceable(path).map_err(failed)?;
         let file = BufWriter::new(File::create(path).map_err(failed)?);
         let writer = if path.extension().is_some_and(|e| e == "pcapng") {
             let interface = InterfaceDescriptionBlock {

@@ -24,7 +24,7 @@ pub const ANSWER_BYTES_MAX: usize = 1 << 30;
 /// Client of the controller. The calls of a member say where it has joined.
 pub type ControllerClient = controller_client::ControllerClient<InterceptedService<Channel, JoinedAt>>;
 
-/// A time in which all calls fail. It is logged once, after [`OUTAGE_SAID`].
+/// A time in which all calls fail. It is logged once, after 10 s.
 #[derive(Debug)]
 pub struct Outage {
     since: Instant,

@@ -1,5 +1,6 @@
 //! Writes frames of a pattern into a packet file, for other generators and for reading.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::Path;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Done, Output};
 use castnet_console::units::plural;
+use castnet_port::pcap::check_replaceable;
 use castnet_traffic::{Host, Place, Plan, Scenario};
 use castnet_wire::{Batch, Nanos};
 use pcap_file::PcapError;
@@ -73,8 +75,10 @@ pub(super) fn write(
         );
     };
     let frames = frames(&plan, place, wanted as usize)?;
-    let written = store(path, &frames);
-    written.map_err(|e| Failure::failed(format!("cannot write {}: {e}", path.display())))?;
+    let unwritten =
+        |error: &dyn Display| Failure::failed(format!("cannot write {}: {error}", path.display()));
+    check_replaceable(path).map_err(|error| unwritten(&error))?;
+    store(path, &frames).map_err(|error| unwritten(&error))?;
     let name = plan.hosts[place].name.as_str();
     output.show(&Done {
         sentence: format!(

@@ -51,15 +51,21 @@ async fn one_faulty_rule_of_many_holds_up_no_other() {
     let mut rules: Vec<_> = rules.iter().map(rule_to_proto).collect();
     rules.insert(3, malformed);
     let owner = "us".to_owned();
-    let request = v1::InstallGroupsRequest { rules, owner };
-    let answer = lab.client.install_groups(request).await.unwrap().into_inner();
-    let results = answer.results.into_iter().map(|result| {
+    let mut installing = v1::InstallGroupsRequest {
+        rules,
+        owner,
+        stop_at_refusal: false,
+    };
+    let answer = lab.client.install_groups(installing.clone()).await;
+    let answer = answer.unwrap().into_inner();
+    let results = |answer: v1::InstallGroupsResponse| {
         let refused = |status: Status| (status.code(), violations(&status)[0].field.clone());
-        install_result_from_proto(result).map_err(refused)
-    });
+        let result = |result| install_result_from_proto(result).map_err(refused);
+        answer.results.into_iter().map(result).collect::<Vec<_>>()
+    };
     let refused = |code, field: &str| Err((code, field.to_owned()));
     assert_eq!(
-        results.collect::<Vec<_>>(),
+        results(answer),
         [
             refused(Code::AlreadyExists, "rule.mcst_id"),
             Ok(v1::InstallOutcome::Installed),
@@ -93,6 +99,24 @@ async fn one_faulty_rule_of_many_holds_up_no_other() {
         heads_listed[1],
         ("10.200.0.2".into(), "g2".into(), 1, "us".into())
     );
+    // Told so, it stops at the first refusal: the one behind it, which could be replaced, stays.
+    installing.stop_at_refusal = true;
+    installing.rules.swap(0, 1);
+    installing.rules.truncate(2);
+    let newer = GroupRule {
+        generation: 2,
+        ..numbered(5)
+    };
+    installing.rules.push(rule_to_proto(&newer));
+    let answer = lab.client.install_groups(installing).await.unwrap().into_inner();
+    assert_eq!(
+        results(answer),
+        [
+            Ok(v1::InstallOutcome::Unchanged),
+            refused(Code::AlreadyExists, "rule.mcst_id")
+        ]
+    );
+    assert_eq!(heads_listed, heads(lab.groups().await));
 }
 
 #[tokio::test]
@@ -100,7 +124,7 @@ async fn more_rules_than_a_request_may_have_are_refused() {
     let mut lab = Lab::new(|_| {}).await;
     let request = v1::InstallGroupsRequest {
         rules: vec![v1::GroupRule::default(); RULES_TOGETHER_MAX + 1],
-        owner: String::new(),
+        ..Default::default()
     };
     let answer = lab.client.install_groups(request).await;
     assert_refused(answer, Code::InvalidArgument, "rules", "1025");

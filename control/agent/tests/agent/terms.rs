@@ -34,6 +34,7 @@ fn installation() -> v1::InstallGroupsRequest {
     v1::InstallGroupsRequest {
         rules: vec![rule_to_proto(&rule(1))],
         owner: "us".into(),
+        ..Default::default()
     }
 }
 

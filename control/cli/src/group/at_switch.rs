@@ -6,6 +6,7 @@ use castnet_console::columns;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Done, Output, Rows};
 use castnet_console::settings;
+use castnet_console::units::plural;
 use serde::Serialize;
 
 use super::progress::Progress;
@@ -214,17 +215,31 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
             let wanted = |name: &str| create.name.as_deref().is_none_or(|only| only == name);
             let groups: Vec<_> = rules.groups.iter().filter(|g| wanted(&g.name)).collect();
             if groups.is_empty() {
-                return Err(Failure::usage(format!("{} has no such group", file.display())));
+                let file = file.display();
+                return Err(match &create.name {
+                    Some(name) => Failure::usage(format!("{file} has no group '{name}'")),
+                    None => Failure::usage(format!("{file} has no groups"))
+                        .next("castnet route add installs routes"),
+                });
             }
             rule_file::install(&mut agent, &groups).await?;
             let names: Vec<_> = groups.iter().map(|g| g.name.clone()).collect();
             #[derive(Serialize)]
             struct Installed {
                 installed: Vec<String>,
+                routes_not_installed: usize,
             }
-            let sentence = format!("installed: {}", names.join(", "));
+            let mut sentence = format!("installed: {}", names.join(", "));
+            let routes = rules.routes.len();
+            if routes > 0 {
+                let routes = plural(routes, "route");
+                sentence += &format!("\nnot installed: {routes} of {}; castnet route add does it", file.display());
+            }
             output.show(&Done {
-                facts: Installed { installed: names },
+                facts: Installed {
+                    installed: names,
+                    routes_not_installed: routes,
+                },
                 sentence,
             })
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use castnet_console::api;
 use castnet_console::columns;
 use castnet_console::exit::{Failure, Outcome};
-use castnet_console::output::{Done, Output, Page, Report};
+use castnet_console::output::{Output, Page, Report};
 use serde::Serialize;
 
 use super::show::{OPERATOR, owner_text};
@@ -31,6 +31,58 @@ struct Purged {
     groups: Vec<String>,
     /// False: nothing was removed yet.
     removed: bool,
+    /// Further groups, which the switch may still have.
+    unfinished: Vec<NotRemoved>,
+}
+
+#[derive(Debug, Serialize)]
+struct NotRemoved {
+    group: String,
+    reason: String,
+}
+
+impl Purged {
+    /// By the groups of `owner`, and how their removal ended. Fails if the switch may still have some.
+    fn conclude(owner: String, ends: Vec<(String, Outcome)>) -> (Self, Outcome) {
+        let (mut groups, mut unfinished, mut verdict) = (Vec::new(), Vec::new(), Ok(()));
+        for (group, end) in ends {
+            match end {
+                Ok(()) => groups.push(group),
+                Err(failure) => {
+                    let reason = failure.what.clone();
+                    verdict = verdict.and(Err(failure));
+                    unfinished.push(NotRemoved { group, reason });
+                }
+            }
+        }
+        let left: Vec<&str> = unfinished.iter().map(|u| u.group.as_str()).collect();
+        let left = format!("the switch may still have {}", left.join(", "));
+        let verdict = verdict.map_err(|failure: Failure| failure.while_doing(left));
+        let report = Self {
+            owner,
+            groups,
+            removed: true,
+            unfinished,
+        };
+        (report, verdict)
+    }
+}
+
+impl Report for Purged {
+    fn page(&self, page: &mut Page) {
+        let names = self.groups.join(", ");
+        match self.removed {
+            true if names.is_empty() => {}
+            true => page.line(format!("removed from the switch: {names}")),
+            false => page.line(format!(
+                "these groups of {} would be removed from the switch, and their traffic would end: {names}\n{WITH_YES}",
+                owner_text(&self.owner)
+            )),
+        }
+        for NotRemoved { group, reason } in &self.unfinished {
+            page.line(format!("group {group} may still be there: {reason}"));
+        }
+    }
 }
 
 /// Shows the groups of `owner` at a switch, and removes them if `is_meant`.
@@ -60,34 +112,27 @@ pub(super) async fn at_switch(
             false => failure.next(format!("owners of its groups: {owners}")),
         });
     }
-    let groups: Vec<String> = rules.iter().map(|rule| rule.name.clone()).collect();
-    if is_meant {
-        for rule in rules {
-            let request = api::RemoveGroupRequest {
-                mcst_id: rule.mcst_id,
-                owner: Some(owner.clone()),
-                // One that was replaced meanwhile is of a controller that lives.
-                generation: Some(rule.generation),
-            };
-            agent.remove_group(request).await?;
-        }
-    }
-    let names = groups.join(", ");
-    let sentence = match is_meant {
-        true => format!("removed from the switch: {names}"),
-        false => format!(
-            "these groups of {} would be removed from the switch, and their traffic would end: {names}\n{WITH_YES}",
-            owner_text(&owner)
-        ),
-    };
-    output.show(&Done {
-        facts: Purged {
+    if !is_meant {
+        return output.show(&Purged {
             owner,
-            groups,
-            removed: is_meant,
-        },
-        sentence,
-    })
+            groups: rules.into_iter().map(|rule| rule.name).collect(),
+            removed: false,
+            unfinished: Vec::new(),
+        });
+    }
+    let mut ends = Vec::new();
+    for rule in rules {
+        let request = api::RemoveGroupRequest {
+            mcst_id: rule.mcst_id,
+            owner: Some(owner.clone()),
+            // One that was replaced meanwhile is of a controller that lives.
+            generation: Some(rule.generation),
+        };
+        let end = agent.remove_group(request).await;
+        ends.push((rule.name, end.map(drop).map_err(Failure::from)));
+    }
+    let (report, verdict) = Purged::conclude(owner, ends);
+    output.conclude(&report, verdict)
 }
 
 /// A group of another owner on the switches of the controller.
@@ -232,6 +277,25 @@ mod tests {
         assert_eq!(owner("controller-3f2a9c"), Ok("controller-3f2a9c".to_owned()));
         assert_eq!(owner(&owner_text("")), Ok(String::new()));
         assert!(owner("").is_err_and(|error| error.contains("or operator for")));
+    }
+
+    #[test]
+    fn a_purge_that_fails_in_the_middle_says_what_it_has_removed() {
+        let lost = || Err(Failure::unreachable("no answer"));
+        let ends = [("a", Ok(())), ("b", lost()), ("c", Ok(())), ("d", lost())];
+        let ends = ends.map(|(group, end)| (group.to_owned(), end)).into();
+        let (report, verdict) = Purged::conclude("us".to_owned(), ends);
+        let mut page = Page::default();
+        report.page(&mut page);
+        assert_eq!(
+            page.text(),
+            "removed from the switch: a, c\ngroup b may still be there: no answer\ngroup d may still be there: no answer\n"
+        );
+        let failure = verdict.expect_err("it is not done");
+        assert_eq!(
+            (failure.code(), failure.what.as_str()),
+            (4, "the switch may still have b, d: no answer")
+        );
     }
 
     #[test]

@@ -235,6 +235,20 @@ fn wrong_words_and_combinations_are_refused_with_what_to_do() {
     }
 }
 
+#[test]
+fn frames_are_written_over_packet_files_only() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("frames").display().to_string();
+    let write = || castnet(&["bench", "ack", "--frames", "4", "--write", &file]);
+    for _ in 0..2 {
+        assert!(write().status.success());
+    }
+    fs::write(&file, "notes").expect("written");
+    let said = String::from_utf8_lossy(&write().stderr).into_owned();
+    assert!(said.contains("no packet file"), "{said}");
+    assert_eq!(fs::read_to_string(&file).expect("notes"), "notes");
+}
+
 /// deploy/pktgen's packet files are what its script makes, byte for byte, and small.
 #[test]
 fn the_packet_files_are_what_their_script_writes() {

@@ -464,6 +464,42 @@ fn a_forwarding_group_of_a_rule_file_is_checked_installed_shown_and_counted() {
     }
 }
 
+#[test]
+fn routes_of_a_rule_file_are_not_passed_over_in_silence() {
+    let folder = folder();
+    let switch = Service::switch(folder.path());
+    let file = folder.path().join("rules.toml");
+    let path = file.display().to_string();
+    let create = ["group", "create", "--rules", &path];
+    let route =
+        "\n[[routes]]\nprefix = \"10.9.0.0/16\"\nnext_hops = [{ port = 1, mac = \"02:00:00:00:00:11\" }]\n";
+    std::fs::write(&file, route).expect("written");
+    let (code, error) = refusal(&create, &switch, "--agent");
+    assert_eq!(
+        (code, &error["error"], &error["next"]),
+        (
+            2,
+            &format!("{path} has no groups").into(),
+            &"castnet route add installs routes".into()
+        )
+    );
+    std::fs::write(&file, castnet_rules::FORWARDING_EXAMPLE.to_owned() + route).expect("written");
+    let created = ask(&create, &switch);
+    assert_eq!(
+        created,
+        serde_json::json!({ "installed": ["pair"], "routes_not_installed": 1 })
+    );
+    let (code, error) = refusal(
+        &["group", "create", "other", "--rules", &path],
+        &switch,
+        "--agent",
+    );
+    assert_eq!(
+        (code, &error["error"]),
+        (2, &format!("{path} has no group 'other'").into())
+    );
+}
+
 /// The second group of the file has a queue pair of a group that runs: neither is installed.
 #[test]
 fn a_file_of_groups_is_installed_whole_or_not_at_all() {

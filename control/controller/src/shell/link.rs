@@ -356,8 +356,9 @@ impl Link {
                 .filter_map(neighbour_report)
                 .collect(),
         };
-        let mut core = shared.lock();
-        let (stalled, silent) = core.signs.report(&self.config.name, &report, Instant::now());
+        let core = &mut *shared.lock();
+        let (name, now) = (&self.config.name, Instant::now());
+        let (stalled, silent) = core.signs.report(&core.facts, name, &report, now);
         let changed = core.facts.report(&self.config.name, report);
         let wrong = core.facts.wrong_links(&self.config.name);
         let told = std::mem::replace(&mut *self.wrong_links.lock(), wrong.clone());

@@ -128,8 +128,8 @@ impl Shared {
 /// Plans of a caller that are made or wait.
 const PLANS_OF_CALLER_MAX: usize = 8;
 
-/// Such plans cost what others cost, change nothing, and have no quota. One is made at a time, and a caller waits with one among the others,
-/// however many it wants.
+/// Turns at what costs much, changes nothing, and has no quota. Of plans that are only looked at, one is made at a time, and a caller waits with
+/// one among the others, however many it wants.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     all: tokio::sync::Mutex<()>,
@@ -137,8 +137,8 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    /// The turn among the plans of a caller, until it is dropped.
-    async fn own(&self, caller: &str) -> Result<OwnedMutexGuard<()>, Refusal> {
+    /// The turn of a caller, until it is dropped, and how many it has or waits for with this one.
+    fn of_caller(&self, caller: &str) -> (usize, impl Future<Output = OwnedMutexGuard<()>> + use<>) {
         let own = {
             let mut callers = self.callers.lock();
             callers.retain(|_, own| own.strong_count() > 0);
@@ -149,11 +149,22 @@ impl Turns {
                 own
             })
         };
-        if Arc::strong_count(&own) > PLANS_OF_CALLER_MAX {
+        (Arc::strong_count(&own), own.lock_owned())
+    }
+
+    /// The turn among the plans of a caller.
+    async fn own(&self, caller: &str) -> Result<OwnedMutexGuard<()>, Refusal> {
+        let (plans, turn) = self.of_caller(caller);
+        if plans > PLANS_OF_CALLER_MAX {
             let most = PLANS_OF_CALLER_MAX;
             return Err(Refusal::TooManyPlans { most });
         }
-        Ok(own.lock_owned().await)
+        Ok(turn.await)
+    }
+
+    /// The turn of a caller, however many it waits for.
+    pub(crate) async fn in_turn(&self, caller: &str) -> OwnedMutexGuard<()> {
+        self.of_caller(caller).1.await
     }
 
     /// The turn among all callers, of one that has its own.

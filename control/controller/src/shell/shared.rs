@@ -66,6 +66,8 @@ pub(crate) struct Shared {
     pub(crate) exchanges: Exchanges,
     /// Of those who want to see plans.
     pub(crate) turns: Turns,
+    /// Of hosts that want to see groups.
+    pub(crate) views: Turns,
     /// Held while everything is shown to who may only read.
     pub(crate) listing: tokio::sync::Mutex<()>,
     core: Mutex<Core>,
@@ -101,6 +103,7 @@ impl Shared {
             links,
             exchanges: Exchanges::default(),
             turns: Turns::default(),
+            views: Turns::default(),
             listing: tokio::sync::Mutex::default(),
             core: Mutex::new(core),
             staged,

@@ -46,6 +46,8 @@ pub(crate) struct Core {
     pub(crate) moves: Pace,
     /// Of hosts that join running streams, for which groups are planned under the lock.
     pub(crate) late_joins: Pace,
+    /// Of owners of groups, for warnings that their hosts can cause at will.
+    warnings: Pace,
     /// Last report of each switch about itself, and what other owners use of it.
     pub(crate) capabilities: BTreeMap<String, (v1::Capabilities, Usage)>,
     pub(crate) groups: Groups,
@@ -104,6 +106,7 @@ impl Core {
             )),
             moves: Pace::new(8, Duration::from_secs(1)),
             late_joins: Pace::new(64, Duration::from_millis(250)),
+            warnings: Pace::new(64, Duration::from_secs(1)),
             capabilities: BTreeMap::new(),
             groups,
             written_off: stored.written_off,
@@ -121,6 +124,13 @@ impl Core {
             multicast_routes,
             config,
         }
+    }
+
+    /// Whether one more warning about groups of this owner is logged now: hosts can cause them as often as they like. Events have all.
+    pub(crate) fn may_warn(&mut self, owner: &str) -> bool {
+        let turn = self.warnings.turn(owner, self.now);
+        turn.map(|turn| self.warnings.take(owner.into(), turn, self.now))
+            .is_some()
     }
 
     pub(crate) fn group(&self, name: &str) -> Result<&Entry, Refusal> {

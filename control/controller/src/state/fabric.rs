@@ -400,6 +400,16 @@ impl Facts {
         Some(End::port(name.clone(), number))
     }
 
+    /// Whether what LLDP says at this port is believed: with a file, where that has a switch. A host could say that it is one.
+    pub(crate) fn believes_lldp(&self, switch: &str, port: u8) -> bool {
+        self.file.as_ref().is_none_or(|file| {
+            let link = file
+                .link_at(&End::port(switch, port))
+                .and_then(|id| file.link(id));
+            link.is_some_and(|link| matches!(link.far(switch), End::Switch { .. }))
+        })
+    }
+
     /// The ports that lead to other switches. The report of one end is enough: a restarted switch sees all hosts behind
     /// its neighbours before it receives their next LLDP frame.
     fn inner_ports(&self) -> BTreeSet<(&str, u8)> {
@@ -408,6 +418,7 @@ impl Facts {
             for neighbour in &report.neighbours {
                 if let Who::Switch { name, .. } = &neighbour.who
                     && let Some((far, _)) = self.switches.get_key_value(name)
+                    && self.believes_lldp(switch, neighbour.port)
                 {
                     inner.insert((switch.as_str(), neighbour.port));
                     if let Some(End::Switch { port, .. }) = self.far_end(neighbour) {

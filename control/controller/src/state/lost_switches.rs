@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::state::core::Core;
-use crate::state::fabric::{Facts, Reach, SwitchReport, Who};
+use crate::state::fabric::{Facts, NeighbourReport, Reach, SwitchReport, Who};
 use crate::state::kinds::multicast::stall::waits_for;
 use crate::state::table::Entry;
 
@@ -35,13 +35,18 @@ impl Signs {
     /// Takes in the report of a switch. Returns groups, and switches with groups, for which it may mean something.
     pub(crate) fn report(
         &mut self,
+        facts: &Facts,
         by: &str,
         report: &SwitchReport,
         now: Instant,
     ) -> (BTreeSet<String>, BTreeSet<String>) {
         self.unreachable.remove(by);
         for neighbour in &report.neighbours {
-            if let Who::Switch { name, .. } = &neighbour.who {
+            // A host may say any name.
+            if let Who::Switch { name, .. } = &neighbour.who
+                && facts.knows_switch(name)
+                && facts.believes_lldp(by, neighbour.port)
+            {
                 let age = Duration::from_nanos(neighbour.age_ns);
                 let at = now.checked_sub(age).unwrap_or(now);
                 self.heard.entry(name.clone()).or_default().insert(by.into(), at);
@@ -76,8 +81,10 @@ impl Signs {
         let heard = self.heard.get(switch)?;
         let hears = |by: &String| match facts.switches.get(by) {
             Some((Reach::Up, report)) => {
+                let is_it =
+                    |n: &NeighbourReport| matches!(&n.who, Who::Switch { name, .. } if name == switch);
                 let all = &mut report.neighbours.iter();
-                Some(all.any(|n| matches!(&n.who, Who::Switch { name, .. } if name == switch)))
+                Some(all.any(|n| is_it(n) && facts.believes_lldp(by, n.port)))
             }
             // It may have heard it since.
             _ => None,
@@ -110,8 +117,9 @@ pub(crate) fn why_dead(core: &Core, entry: &Entry, switch: &str) -> Option<Strin
 
 #[cfg(test)]
 mod tests {
+    use castnet_topology::{End, Topology};
+
     use super::*;
-    use crate::state::fabric::NeighbourReport;
 
     fn hears(names: &[(&str, u64)]) -> SwitchReport {
         let neighbours = names.iter().map(|(name, age_secs)| NeighbourReport {
@@ -157,7 +165,8 @@ mod tests {
 
         fn report(&mut self, by: &str, at: u64, heard: &[(&str, u64)]) -> BTreeSet<String> {
             let report = hears(heard);
-            let (_, silent) = self.signs.report(by, &report, self.start + second(at));
+            let now = self.start + second(at);
+            let (_, silent) = self.signs.report(&self.facts, by, &report, now);
             self.facts.switches.insert(by.into(), (Reach::Up, report));
             silent
         }
@@ -193,6 +202,31 @@ mod tests {
         assert!(scene.report("c", 113, &[]).is_empty(), "it has never heard it");
         scene.report("c", 114, &[("s", 14)]);
         assert_eq!(scene.silence(), None);
+    }
+
+    #[test]
+    fn at_a_port_of_a_host_nobody_is_a_switch() {
+        let mut file = Topology::new();
+        for name in ["a", "s"] {
+            file.add_switch(name, [(0, [2; 6]), (1, [2; 6])]).unwrap();
+        }
+        file.add_host("h", None, None).unwrap();
+        file.connect(End::port("a", 0), End::port("s", 0), 1500).unwrap();
+        file.connect(End::port("a", 1), End::host("h"), 1500).unwrap();
+        let facts = Facts::new(Some(file), ["a", "s"].map(String::from), []);
+        assert_eq!(
+            [0, 1, 2].map(|port| facts.believes_lldp("a", port)),
+            [true, false, false]
+        );
+        let (mut signs, now) = (Signs::default(), Instant::now());
+        let mut forged = hears(&[("s", 0)]);
+        forged.neighbours[0].port = 1;
+        for report in [forged, hears(&[("nobody", 0)])] {
+            signs.report(&facts, "a", &report, now);
+        }
+        assert!(signs.heard.is_empty(), "{signs:?}");
+        signs.report(&facts, "a", &hears(&[("s", 0)]), now);
+        assert_eq!(signs.heard.len(), 1);
     }
 
     #[test]

@@ -7,14 +7,18 @@
 //! again before the next access, and that commit is taken back.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
+use std::fs::{Metadata, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use castnet_proto::part_file;
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use parking_lot::Mutex;
+use redb::backends::FileBackend;
 use redb::{
     Database, DatabaseError, ReadOnlyDatabase, ReadTransaction, ReadableDatabase, ReadableTable,
     TableDefinition, TableError, WriteTransaction,
@@ -43,6 +47,8 @@ pub struct RedbStore(Arc<File>);
 #[derive(Debug)]
 struct File {
     path: PathBuf,
+    /// Device and inode of the file that was opened.
+    identity: (u64, u64),
     /// Locked during a commit, so that closing waits for it.
     state: Mutex<State>,
 }
@@ -64,47 +70,44 @@ impl RedbStore {
     /// # Errors
     /// The file cannot be opened, is in use, or has a layout that is newer than [`STORE_VERSION`].
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        let file = File {
-            path: path.into(),
-            state: Mutex::new(State::Closed),
-        };
-        let database = file.attempt(None, || {
-            // Groups have keys of their members' memory.
-            let new = OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(path);
-            match new {
-                Ok(new) => give_to_owner_of_folder(path, &new)?,
-                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
-                Err(_) if !std::fs::metadata(path)?.is_file() => {
-                    return Err(io::Error::from(ErrorKind::IsADirectory).into());
-                }
-                Err(_) if std::fs::metadata(path)?.len() == 0 => {
-                    return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
-                }
-                Err(_) => {}
+        let mut file = File::closed(path);
+        let found = file.attempt(None, || match std::fs::metadata(path) {
+            Ok(found) if !found.is_file() => Err(io::Error::from(ErrorKind::IsADirectory).into()),
+            Ok(found) if found.len() == 0 => Err(io::Error::from(ErrorKind::UnexpectedEof).into()),
+            Ok(_) => {
+                let database = Database::create(path)?;
+                Ok(Some((database, identity(&std::fs::metadata(path)?))))
             }
-            Ok(Database::create(path)?)
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.into()),
         })?;
-        file.prepare(&database)?;
-        *file.state.lock() = State::Open(database);
+        let (database, identity) = match found {
+            Some(found) => {
+                file.prepare(&found.0)?;
+                found
+            }
+            None => file.create()?,
+        };
+        file.identity = identity;
+        *file.state.get_mut() = State::Open(database);
         Ok(Self(Arc::new(file)))
     }
 
-    /// Whether a store that is open could be opened again. One that was moved away would be replaced by an empty one.
+    /// Whether this store could be opened again. One that was moved away would be replaced by an empty one, or by what stands there now.
     ///
     /// # Errors
     /// The file is not there any more, or cannot be written.
-    pub fn check_there(path: &Path) -> Result<(), StoreError> {
-        let file = File {
-            path: path.into(),
-            state: Mutex::new(State::Closed),
-        };
+    pub fn check_there(&self) -> Result<(), StoreError> {
+        let file = &self.0;
         file.attempt(None, || {
-            OpenOptions::new().write(true).open(path)?;
-            Ok(())
+            let there = OpenOptions::new().write(true).open(&file.path)?;
+            match identity(&there.metadata()?) == file.identity {
+                true => Ok(()),
+                false => Err(io::Error::other(
+                    "another file stands there now: put back that of this controller, or restart it with the new one",
+                )
+                .into()),
+            }
         })
     }
 
@@ -130,10 +133,7 @@ impl RedbStore {
 /// # Errors
 /// There is no such file, it is in use, or it has a layout that is newer than [`STORE_VERSION`].
 pub fn content(path: &Path) -> Result<BTreeMap<Key, Entry>, StoreError> {
-    let file = File {
-        path: path.into(),
-        state: Mutex::new(State::Closed),
-    };
+    let file = File::closed(path);
     let present = file.attempt(None, || match ReadOnlyDatabase::open(path) {
         Ok(database) => file.present(&database),
         Err(DatabaseError::RepairAborted) => Ok(None),
@@ -190,9 +190,61 @@ fn give_to_owner_of_folder(path: &Path, new: &std::fs::File) -> io::Result<()> {
     Ok(())
 }
 
+/// Gives a complete file its name, unless something has it.
+fn place(part: &Path, path: &Path) -> io::Result<()> {
+    match renameat2(AT_FDCWD, part, AT_FDCWD, path, RenameFlags::RENAME_NOREPLACE) {
+        Ok(()) => Ok(()),
+        Err(Errno::EEXIST) => Err(Errno::EEXIST.into()),
+        // NFS has no such call, but hard links.
+        Err(_) => {
+            std::fs::hard_link(part, path)?;
+            let _ = std::fs::remove_file(part);
+            Ok(())
+        }
+    }
+}
+
+/// Device and inode.
+fn identity(file: &Metadata) -> (u64, u64) {
+    (file.dev(), file.ino())
+}
+
 impl File {
+    fn closed(path: &Path) -> Self {
+        Self {
+            path: path.into(),
+            identity: (0, 0),
+            state: Mutex::new(State::Closed),
+        }
+    }
+
     fn name(&self) -> String {
         self.path.display().to_string()
+    }
+
+    /// A new store, for this user only: groups have keys of their members' memory. It is complete before it has its name: one that a full
+    /// disk or a kill has cut off would be a file that is no store.
+    fn create(&self) -> Result<(Database, (u64, u64)), StoreError> {
+        let (part, new) = self.attempt(None, || {
+            let mut options = OpenOptions::new();
+            Ok(part_file::create(&self.path, options.read(true).mode(0o600))?)
+        })?;
+        let create = || {
+            let (database, identity) = self.attempt(None, || {
+                give_to_owner_of_folder(&self.path, &new)?;
+                let identity = identity(&new.metadata()?);
+                let database = Database::builder().create_with_backend(FileBackend::new(new)?)?;
+                Ok((database, identity))
+            })?;
+            self.prepare(&database)?;
+            self.attempt(None, || Ok(place(&part, &self.path)?))?;
+            Ok((database, identity))
+        };
+        let made = create();
+        if made.is_err() {
+            let _ = std::fs::remove_file(&part);
+        }
+        made
     }
 
     /// The result of `act`; an error gets the names of the store and of the entry.
@@ -317,16 +369,12 @@ impl File {
         let mut all: Vec<(Table, String, Vec<u8>)> = Vec::new();
         for (of, kind) in [(table(Table::Groups), "Multicast"), (COLLECTIVES, "Collective")] {
             for (name, bytes) in read(of)? {
-                let table = Table::Groups;
-                let record = v1::record(kind, &bytes).map_err(|error| StoreError::Entry {
-                    store: self.name(),
-                    entry: Key {
-                        table,
-                        name: name.clone(),
-                    },
-                    error,
-                })?;
-                all.push((table, name, encode(&record)));
+                // One that does not read stays as it is, and is set apart at each load.
+                let value = match v1::record(kind, &bytes) {
+                    Ok(record) => encode(&record),
+                    Err(_) => bytes,
+                };
+                all.push((Table::Groups, name, value));
             }
         }
         for (name, bytes) in read(table(Table::Hosts))? {
@@ -429,7 +477,7 @@ fn collect(
 fn advice(error: &redb::Error) -> &'static str {
     let error = match error {
         redb::Error::Io(error) => error,
-        redb::Error::Corrupted(_) => return ": restore it from a copy (castnet store export, import)",
+        redb::Error::Corrupted(_) => return ": move it away, then castnet store import it from a copy",
         _ => return "",
     };
     match error.kind() {
@@ -441,6 +489,11 @@ fn advice(error: &redb::Error) -> &'static str {
         ErrorKind::InvalidData => ": it is no store",
         ErrorKind::UnexpectedEof => ": restore it from a copy, or remove it if there were no groups",
         ErrorKind::IsADirectory => ": give the path of a file",
+        ErrorKind::AlreadyExists => {
+            ": where a link leads nowhere, give the path that it leads to; where another controller was faster, start again"
+        }
+        // It says it itself.
+        ErrorKind::Other => "",
         _ => ": check its disk",
     }
 }
@@ -507,6 +560,35 @@ mod tests {
         RedbStore::open(&path).unwrap();
     }
 
+    /// As a folder's owner may prepare them for root, or a kill leaves them.
+    #[test]
+    fn a_new_one_is_made_beside_links_and_leftovers_that_stay_as_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, other] = ["c.redb", "other"].map(|name| folder.path().join(name));
+        RedbStore::open(&other).unwrap();
+        let bytes = std::fs::read(&other).unwrap();
+        std::os::unix::fs::symlink(&other, part_file::name(&path, 0)).unwrap();
+        std::fs::hard_link(&other, part_file::name(&path, 1)).unwrap();
+        RedbStore::open(&path).unwrap();
+        assert_eq!(std::fs::read(&other).unwrap(), bytes);
+        assert_eq!(
+            std::fs::read_dir(folder.path()).unwrap().count(),
+            4,
+            "these and the store"
+        );
+    }
+
+    #[test]
+    fn a_new_one_replaces_nothing_that_has_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c.redb");
+        std::os::unix::fs::symlink("missing", &path).unwrap();
+        let error = RedbStore::open(&path).unwrap_err().to_string();
+        assert!(error.contains("where a link leads nowhere"), "{error}");
+        assert!(path.is_symlink());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
     /// As `castnet store import` as root, into the folder of a service.
     #[test]
     fn a_file_that_root_makes_is_its_folders_owners() {
@@ -520,6 +602,20 @@ mod tests {
         RedbStore::open(&path).unwrap();
         let file = std::fs::metadata(&path).unwrap();
         assert_eq!((file.uid(), file.gid(), file.mode() & 0o777), (1234, 2345, 0o600));
+    }
+
+    /// An import onto it would be refused as well.
+    #[test]
+    fn a_damaged_file_is_to_be_moved_away_first() {
+        let damaged = || -> Result<(), redb::Error> { Err(redb::Error::Corrupted("a page".into())) };
+        let error = File::closed(Path::new("c.redb"))
+            .attempt(None, damaged)
+            .unwrap_err();
+        let said = error.to_string();
+        assert!(
+            said.ends_with(": move it away, then castnet store import it from a copy"),
+            "{said}"
+        );
     }
 
     /// Whatever is in the file: it is read, or refused.

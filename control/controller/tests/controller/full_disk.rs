@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
+use castnet_controller::Controller;
 use castnet_proto::v1;
 use tempfile::TempDir;
 use tonic::Status;
@@ -91,6 +92,16 @@ async fn a_full_disk_is_outlived() {
     };
     let mut lab = Lab::two_tiers().await;
     lab.config.store = Some(disk.path().join("controller.redb"));
+    // A first start on it leaves nothing that a later one could not use.
+    disk.fill();
+    let refused = Controller::start(lab.config.clone())
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("free space on its file system"), "{refused}");
+    let left = std::fs::read_dir(disk.path()).unwrap().count();
+    assert_eq!(left, 1, "nothing but what fills it");
+    disk.free();
     let (controller, mut client) = start(lab.config.clone()).await;
     client
         .create_group(lab.given("lasting", &["h0", "h2"], 17))

@@ -7,8 +7,9 @@ use crate::common::ranks::shown;
 use crate::common::{Lab, creation, reaches};
 use castnet_controller::lifecycle::{After, Phase};
 use castnet_controller::record::Record;
-use castnet_controller::store::redb::RedbStore;
-use castnet_controller::store::{StoreError, Stored};
+use castnet_controller::store::content::check;
+use castnet_controller::store::redb::{RedbStore, content};
+use castnet_controller::store::{Store, Stored};
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::{Active, Failed, Registered};
 use serde_json::Value;
@@ -91,16 +92,22 @@ async fn layout_1_is_read_and_written_anew() {
     );
 }
 
-#[test]
-fn what_does_not_read_is_named_and_left_as_it_was() {
+#[tokio::test]
+async fn what_does_not_read_is_set_apart_and_the_others_go_on() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("c.redb");
     write_layout_1(&path, |all| all["collectives"]["job"]["phase"] = "Dancing".into());
     for _ in 0..2 {
-        match RedbStore::open(&path) {
-            Err(StoreError::Entry { entry, .. }) => assert_eq!(entry.to_string(), "groups/job"),
-            other => panic!("{other:?}"),
-        }
+        let faults: Vec<String> = check(&content(&path).unwrap())
+            .into_iter()
+            .map(|fault| fault.entry)
+            .collect();
+        assert_eq!(faults, ["groups/job"]);
+        let store = RedbStore::open(&path).unwrap();
+        let stored = Stored::load(&store, "us", true, false).await.unwrap();
+        let apart: Vec<String> = stored.set_apart.keys().map(ToString::to_string).collect();
+        assert_eq!((apart, stored.groups.len()), (vec!["groups/job".to_owned()], 4));
+        store.close().await.unwrap();
     }
 }
 

@@ -126,8 +126,7 @@ impl<const W: usize> Translated<W> {
             }
             self.refresh(from);
         } else {
-            self.endpoint_mut(from).sending.refusal = Some(syndrome);
-            self.reflect();
+            self.refused_by(from, syndrome);
         }
     }
 
@@ -161,8 +160,7 @@ impl<const W: usize> Translated<W> {
             emit(out, Effect::Drop(DropReason::AckAhead));
         } else if !self.is_repairing() {
             if g == acked {
-                self.endpoint_mut(from).sending.refusal = Some(syndrome);
-                self.reflect();
+                self.refused_by(from, syndrome);
             }
         } else if self.lacks(from, g)
             && let Some(index) = self.calls.find(g)
@@ -244,18 +242,17 @@ impl<const W: usize> Translated<W> {
     fn acknowledged(&mut self, now: Nanos, from: EndpointId, acked: u64) {
         let before = self.endpoint(from).sending.acked;
         self.moved(from, acked);
-        if !self.is_augmented() {
-            self.confirm_senders(from, before, acked);
+        if self.is_augmented() {
+            return self.advance(now);
         }
+        let senders = self.confirm_senders(from, before, acked);
         self.advance(now);
-        if !self.is_repairing() {
-            self.reflect();
-        }
+        self.reflect(senders);
     }
 
     /// Confirms packets of the senders for which the acknowledgement of `from`, from `before` to `acked`, is decisive. It can be so for a whole
-    /// window of each of them: what is too much at once is left for [`Translated::catch_up`].
-    fn confirm_senders(&mut self, from: EndpointId, before: u64, acked: u64) {
+    /// window of each of them: what is too much at once is left for [`Translated::catch_up`]. Returns those of whom something was confirmed.
+    fn confirm_senders(&mut self, from: EndpointId, before: u64, acked: u64) -> EndpointSet<W> {
         let (mut g, mut senders, mut looks) = (before, EndpointSet::EMPTY, LOOKS);
         for call in self.calls.from(before) {
             if g >= acked {
@@ -268,17 +265,7 @@ impl<const W: usize> Translated<W> {
             }
             looks -= 1;
             while g < acked.min(call.end()) {
-                match call.flow(g) {
-                    Flow::UpDown => {
-                        senders.insert(from);
-                        self.cold()
-                            .parent
-                            .into_iter()
-                            .for_each(|parent| senders.insert(parent));
-                    }
-                    Flow::Gather(_) => senders = self.cold().all,
-                    Flow::Scatter(root) => senders.insert(root),
-                }
+                senders = senders.or(self.decided_by(from, call.flow(g)));
                 g = call.part_end(g);
             }
         }
@@ -287,7 +274,8 @@ impl<const W: usize> Translated<W> {
             false => AT_ONCE,
         };
         let mut work = AT_ONCE + 2 * self.endpoints.len().min(AT_ONCE);
-        for sender in senders.iter().take(at_once) {
+        let now: EndpointSet<W> = senders.iter().take(at_once).collect();
+        for sender in now {
             if self.confirm(sender, u64::MAX, &mut work) {
                 senders.remove(sender);
             }
@@ -300,6 +288,16 @@ impl<const W: usize> Translated<W> {
                 .all(|sender| self.unconfirmed.contains(sender) || !self.can_confirm(sender)),
             "an acknowledgement concerns those whose packets it decides"
         );
+        now
+    }
+
+    /// The senders of packets that `from` acknowledges or refuses: others than those have them from another sender.
+    fn decided_by(&self, from: EndpointId, flow: Flow) -> EndpointSet<W> {
+        match flow {
+            Flow::UpDown => only(from).or(self.cold().parent.map_or(EndpointSet::EMPTY, only)),
+            Flow::Gather(_) => self.cold().all,
+            Flow::Scatter(root) => only(root),
+        }
     }
 
     /// Up to where packets of `sender` from `g` on can be confirmed, within one part of the collective, and the work to find that out.
@@ -433,8 +431,9 @@ impl<const W: usize> Translated<W> {
             return false;
         }
         // A share for each, so that none waits for others.
-        let share = STEP / self.unconfirmed.iter().count().max(1);
-        for sender in self.unconfirmed {
+        let senders = self.unconfirmed;
+        let share = STEP / senders.iter().count().max(1);
+        for sender in senders {
             let mut work = share.max(1);
             if self.confirm(sender, u64::MAX, &mut work) {
                 self.unconfirmed.remove(sender);
@@ -445,9 +444,7 @@ impl<const W: usize> Translated<W> {
         for endpoint in self.refused {
             self.call_back(endpoint);
         }
-        if !self.is_repairing() {
-            self.reflect();
-        }
+        self.reflect(senders);
         true
     }
 
@@ -500,9 +497,23 @@ impl<const W: usize> Translated<W> {
             })
     }
 
-    /// Reflects refusals, once, to the senders that can repeat the refused packet.
-    fn reflect(&mut self) {
-        for sender in self.cold().all {
+    /// `from` refuses the packet after the last one that it has acknowledged.
+    fn refused_by(&mut self, from: EndpointId, syndrome: Syndrome) {
+        let sending = &mut self.endpoint_mut(from).sending;
+        sending.refusal = Some(syndrome);
+        let g = sending.acked;
+        if let Some(index) = self.calls.find(g) {
+            let flow = self.calls.get(index).flow(g);
+            self.reflect(self.decided_by(from, flow));
+        }
+    }
+
+    /// Reflects refusals, once, to those of the senders that can repeat the refused packet.
+    fn reflect(&mut self, senders: EndpointSet<W>) {
+        if self.is_repairing() {
+            return;
+        }
+        for sender in senders {
             if !self.endpoint(sender).receiving.nak_sent && self.refusal(sender).is_some() {
                 self.endpoint_mut(sender).receiving.nak_sent = true;
                 self.nak_due.insert(sender);

@@ -6,7 +6,8 @@ use super::{
 };
 use crate::calls::VISITED;
 use castnet_wire::{
-    Call, CallFlags, Control, DataType, NakCode, Nanos, Operation, Primitive, Psn, Syndrome, Verdict,
+    Call, CallFlags, Control, DataType, NakCode, Nanos, Operation, Primitive, Psn, RnrTimer, Syndrome,
+    Verdict,
 };
 use std::vec;
 use std::vec::Vec;
@@ -469,6 +470,23 @@ fn an_acknowledgement_of_a_whole_window_looks_at_a_part_of_it() {
     let last = lab.got[0] - 1;
     lab.feedback(0, last, Syndrome::Ack);
     assert!(lab.most < CALLS * 5 / 4, "{} collectives in one call", lab.most);
+}
+
+/// Who has acknowledged nothing keeps the others waiting, and they are not asked about it for each acknowledgement.
+#[test]
+fn an_acknowledgement_is_reflected_to_those_alone_whom_it_concerns() {
+    const RANKS: u16 = 1000;
+    let mut lab = WideLab::<16>::idle(RANKS, CollectiveMode::Translated, LossPolicy::Reflect);
+    (0..2).for_each(|sequence| lab.contribute(sequence, Primitive::AllReduce, 0));
+    lab.most = 0;
+    for rank in 1..RANKS {
+        let all = lab.got[usize::from(rank)];
+        lab.feedback(rank, 1, Syndrome::Ack);
+        lab.feedback(rank, all - 1, Syndrome::RnrNak(RnrTimer::new(1)));
+    }
+    assert!(lab.most < 100, "{} collectives in one call", lab.most);
+    let naks = lab.told.iter().flatten();
+    assert_eq!(naks.filter(|(.., said)| *said != Syndrome::Ack).count(), 999);
 }
 
 /// A silent job of 1,000 ranks whose ticks are due all the time.

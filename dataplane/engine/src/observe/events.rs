@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use castnet_collective::EndpointSet;
 use castnet_collective::path::WORDS_MAX;
 use castnet_collective::translated::Refusal;
+use castnet_rules::GroupRule;
 use castnet_wire::{Control, Limit, McstId, Nanos, PortId, Psn};
 
 use crate::observe::neighbour::Neighbour;
@@ -77,7 +78,7 @@ pub enum EventKind {
         syndrome: u8,
     },
     /// A packet of a collective group has waited for longer than the group's stall time. A group reports at most eight at once and ten a
-    /// second.
+    /// second, and all groups that wait for somebody at the same port 256 at once and 250 a second.
     CollectiveStalled {
         /// The group.
         mcst_id: McstId,
@@ -151,9 +152,12 @@ pub enum EventKind {
 
 /// Rate limit for each port: a burst of 16, then one each 250 ms.
 const NEIGHBOURS: Limit = Limit::new(16, Nanos::from_millis(250));
+/// The same for stalls, of all groups that wait for somebody at the port: a burst of 256, then one each 4 ms.
+const STALLS: Limit = Limit::new(256, Nanos::from_millis(4));
 
-/// If it is full, further events are only counted. Any host can cause neighbour events at the speed of its link: they are rate-limited
-/// for each port, and use at most half of the queue, so that they displace neither other events nor those of another port.
+/// If it is full, further events are only counted. Any host can cause neighbour events at the speed of its link, and stalls in as many groups
+/// as it has: they are rate-limited for each port, and use at most half of the queue, so that they displace neither other events nor those of
+/// another port.
 #[derive(Clone, Debug)]
 pub(crate) struct Events {
     queue: VecDeque<EngineEvent>,
@@ -161,6 +165,7 @@ pub(crate) struct Events {
     lost: u64,
     neighbours: Box<[Limit; PortId::COUNT]>,
     unreported: Box<[u64; PortId::COUNT]>,
+    stalls: Box<[Limit; PortId::COUNT]>,
 }
 
 impl Events {
@@ -171,6 +176,7 @@ impl Events {
             lost: 0,
             neighbours: Box::new([NEIGHBOURS; PortId::COUNT]),
             unreported: Box::new([0; PortId::COUNT]),
+            stalls: Box::new([STALLS; PortId::COUNT]),
         }
     }
 
@@ -190,6 +196,15 @@ impl Events {
             self.push(at, kind);
         } else {
             self.unreported[port.index()] += 1;
+        }
+    }
+
+    /// Reports that a group waits for an endpoint, within the rate limit of its port. The counters of the group have the others.
+    pub(crate) fn stall(&mut self, at: Nanos, rule: &GroupRule, endpoint: usize, kind: EventKind) {
+        let port = rule.endpoints.get(endpoint).map(|endpoint| endpoint.port);
+        let limit = &mut self.stalls[port.unwrap_or_default().index()];
+        if self.queue.len() < self.capacity / 2 && limit.allows(at) {
+            self.push(at, kind);
         }
     }
 

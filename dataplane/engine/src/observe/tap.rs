@@ -14,6 +14,10 @@ use crate::observe::trace::{Observer, Recorder, Step, Trace, Verdict};
 use crate::port_set::PortSet;
 
 const QUEUE_MAX: usize = 1024;
+/// Steps of traces, and frames in them, that an iteration records before it leaves further traces out: for a subscriber of the frames of a
+/// port, so that no port and no other subscriber uses up its share, and in all, about a millisecond.
+const RECORDED_AT_PORT_MAX: usize = 64;
+const RECORDED_MAX: usize = 2048;
 
 /// Most subscribers of an engine, live traces and captures together.
 pub const TAPS_MAX: usize = 8;
@@ -109,8 +113,10 @@ pub struct Captured {
 struct Subscription {
     filter: FrameFilter,
     left: u64,
-    /// Frames lost because its queue was full, since last read.
+    /// Frames lost because its queue was full, or because an iteration had recorded enough, since last read.
     lost: u64,
+    /// Steps and frames that this iteration has recorded, by the port of their frame.
+    recorded: [usize; PortId::COUNT],
 }
 
 impl Subscription {
@@ -192,10 +198,22 @@ struct Tap {
 }
 
 impl Tap {
+    fn is_trace(&self) -> bool {
+        matches!(self.queue, Queue::Traces(_))
+    }
+
+    /// Whether it has room and time for one more trace of a frame of this port.
+    fn has_room(&self, ingress: PortId) -> bool {
+        let Queue::Traces(waiting) = &self.queue else {
+            return false;
+        };
+        waiting.len() < QUEUE_MAX && self.subscription.recorded[ingress.index()] < RECORDED_AT_PORT_MAX
+    }
+
     /// True if it wants only received frames. Sent frames are only captured, and never dropped.
     fn is_incoming(&self) -> bool {
         let filter = &self.subscription.filter;
-        matches!(self.queue, Queue::Traces(_)) || filter.drops || filter.reason.is_some()
+        self.is_trace() || filter.drops || filter.reason.is_some()
     }
 
     /// True if it may want this frame, or one sent because of it.
@@ -221,9 +239,29 @@ pub struct Taps {
     lost: u64,
     /// The first bytes of the received frame, as many as are kept.
     received: Vec<u8>,
+    /// Steps and frames that this iteration has recorded in all.
+    recorded: usize,
 }
 
 impl Taps {
+    /// Lets traces be recorded again.
+    pub(crate) fn begin_iteration(&mut self) {
+        for tap in &mut self.all {
+            tap.subscription.recorded = [0; PortId::COUNT];
+        }
+        self.recorded = 0;
+    }
+
+    /// Counts what was recorded for those who may have wanted it.
+    fn count_recorded(&mut self, ingress: PortId, addresses: Addresses, steps: usize) {
+        self.recorded += steps;
+        for tap in self.all.iter_mut().filter(|tap| tap.is_trace()) {
+            if tap.may_want(ingress, addresses) {
+                tap.subscription.recorded[ingress.index()] += steps;
+            }
+        }
+    }
+
     /// True if a subscriber wants frames that timers cause.
     pub(crate) fn want_sent(&self) -> bool {
         self.wanting_sent
@@ -245,6 +283,7 @@ impl Taps {
             filter,
             left,
             lost: 0,
+            recorded: [0; PortId::COUNT],
         };
         self.all.push(Tap {
             id,
@@ -327,7 +366,7 @@ impl Taps {
         }
     }
 
-    /// Frames lost since the last call because the subscriber's queue was full.
+    /// Frames lost since the last call: the subscriber's queue was full, or they were more traces than an iteration has time for.
     pub fn take_lost(&mut self, id: TapId) -> u64 {
         let lost = self
             .find(id)
@@ -361,6 +400,16 @@ impl Taps {
                 break;
             }
             subscription.put(waiting, || trace.clone());
+        }
+    }
+
+    /// Counts a frame that was not recorded, for those who want its trace.
+    fn lose_trace(&mut self, ingress: PortId, group: Option<McstId>, seen: Seen, addresses: Addresses) {
+        for tap in self.all.iter_mut().filter(|tap| tap.is_trace()) {
+            if tap.subscription.wants(ingress, group, seen, || addresses) {
+                tap.subscription.left -= 1;
+                tap.subscription.lost += 1;
+            }
         }
     }
 
@@ -412,7 +461,7 @@ pub(crate) struct Watch {
     at: Nanos,
     group: Option<McstId>,
     received: Option<Received>,
-    /// If a subscriber may want the trace.
+    /// If a subscriber may want the trace, and there is time and room for it.
     recorder: Option<Recorder>,
 }
 
@@ -432,10 +481,11 @@ impl Watch {
         let (mut keep, mut traces) = (0, false);
         for tap in taps.all.iter().filter(|tap| tap.may_want(ingress, addresses)) {
             match &tap.queue {
-                Queue::Traces(_) => traces = true,
+                Queue::Traces(_) => traces |= tap.has_room(ingress),
                 Queue::Captured(capture) => keep = keep.max(capture.length_max.min(length)),
             }
         }
+        traces &= taps.recorded < RECORDED_MAX;
         taps.received.resize(keep, 0);
         frame.copy_to(&mut taps.received);
         Self {
@@ -485,8 +535,13 @@ impl Watch {
                 }
             }
             self.taps.received = received;
-            if let Some(recorder) = self.recorder.take() {
-                self.taps.take_trace(recorder.finish(verdict), seen, addresses);
+            match self.recorder.take().map(|recorder| recorder.finish(verdict)) {
+                Some(trace) => {
+                    let steps = 1 + trace.steps.len() + trace.sent.len();
+                    self.taps.count_recorded(ingress, addresses, steps);
+                    self.taps.take_trace(trace, seen, addresses);
+                }
+                None => self.taps.lose_trace(ingress, group, seen, addresses),
             }
         }
         self.finish()

@@ -105,6 +105,7 @@ fn live_traces_and_captures_take_what_their_filters_want_and_end() {
     engine.taps.arm_trace(copy, FrameFilter::default(), u64::MAX);
     let mut followed = 0;
     for _ in 0..1500 {
+        engine.begin_iteration();
         feed(&mut engine, T0, 3, &send(104, &[1; 64]));
         followed += u64::from(engine.taps.pop_trace(copy).is_some());
     }
@@ -120,6 +121,38 @@ fn live_traces_and_captures_take_what_their_filters_want_and_end() {
     engine.taps.disarm(copy);
     feed(&mut engine, T0, 3, &send(104, &[1; 64]));
     assert_eq!(engine.taps.pop_trace(copy), None);
+}
+
+/// A trace of a frame to many takes long, and a subscriber must not keep all other frames waiting.
+#[test]
+fn an_iteration_records_some_traces_and_counts_the_others() {
+    let mut engine = star_switch(60);
+    let follow = TapId::all().next().unwrap();
+    let of_group = FrameFilter {
+        group: Some(MCST),
+        ..FrameFilter::default()
+    };
+    let all = TapId::all().nth(1).unwrap();
+    engine.taps.arm_trace(follow, of_group, 1000);
+    engine.taps.arm_trace(all, FrameFilter::default(), 1000);
+    let plain = plain_frame(peer_mac(0), peer_mac(1), None, 60);
+    for _ in 0..100 {
+        feed(&mut engine, T0, 0, &plain);
+    }
+    for psn in 100..200 {
+        feed(&mut engine, T0, 0, &send(psn, &[1; 64]));
+    }
+    let traced = |engine: &mut Engine, id| core::iter::from_fn(|| engine.taps.pop_trace(id)).count() as u64;
+    let (first, lost) = (traced(&mut engine, follow), engine.taps.take_lost(follow));
+    assert!((1..=3).contains(&first), "{first} traces beside those of others");
+    assert_eq!((first + lost, engine.taps.left(follow)), (100, 900));
+    // At another port, and in the next iteration, there are more.
+    traced(&mut engine, all);
+    feed(&mut engine, T0, 1, &ack(1, 100, 1, Syndrome::Ack));
+    assert_eq!(traced(&mut engine, follow), 1);
+    engine.begin_iteration();
+    feed(&mut engine, T0, 0, &send(200, &[1; 64]));
+    assert_eq!(traced(&mut engine, follow), 1);
 }
 
 /// The filter sees a frame whole though less of it is kept, and of a malformed one the addresses that can be read.

@@ -626,12 +626,21 @@ fn what_is_wrong_with_a_lab_is_named() -> Result<()> {
         ("up", &["pods", "tree"], "takes one of"),
         ("model", &["0"], "not \"0\""),
         ("bench", &["--mpi"], "netns.sh up"),
+        ("down", &[], format!("no lab {}", lab.name).as_str()),
     ] {
         let out = lab.command(verb, flags).output()?;
         let text = String::from_utf8_lossy(&out.stderr);
         ensure!(
             !out.status.success() && text.contains(wrong),
             "{verb} {flags:?}: {text}"
+        );
+    }
+    for service in ["switch", "controller"] {
+        let out = lab.command("down", &[]).env("LAB", service).output()?;
+        let text = String::from_utf8_lossy(&out.stderr);
+        ensure!(
+            !out.status.success() && text.contains("the folder of a service"),
+            "{text}"
         );
     }
     Ok(())

@@ -53,7 +53,7 @@ fn shufflecast() -> (Core, Arc<Relays>) {
 
 fn connects(core: &mut Core, switch: &str, now: Instant) {
     let report = SwitchReport::default();
-    core.signs.report(switch, &report, now);
+    core.signs.report(&core.facts, switch, &report, now);
     core.facts.report(switch, report);
 }
 

@@ -191,7 +191,7 @@ impl Agent for ToyAgent {
         request: Request<v1::InstallGroupsRequest>,
     ) -> Result<Response<v1::InstallGroupsResponse>, Status> {
         self.toy.lock().check(&request)?;
-        let v1::InstallGroupsRequest { rules, owner } = request.into_inner();
+        let v1::InstallGroupsRequest { rules, owner, .. } = request.into_inner();
         self.toy.lock().calls.push(rules.len());
         let mut results = Vec::new();
         for rule in rules {

@@ -477,7 +477,8 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                     psn: g,
                     since,
                 };
-                effect_cx.events.push(cx.now, kind);
+                let first = waiting_for.iter().next().map_or(0, EndpointId::index);
+                effect_cx.events.stall(cx.now, &group.rule, first, kind);
             }
             Effect::Conflict { control } => {
                 group.counters.conflicts += 1;

@@ -492,7 +492,8 @@ impl TerminatedContext {
                     psn: g,
                     since,
                 };
-                events.push(now, kind);
+                let first = waiting_for.iter().next().map_or(0, EndpointId::index);
+                events.stall(now, &self.rule, first, kind);
             }
         }
     }

@@ -208,7 +208,7 @@ impl Group {
                             since,
                             tries,
                         };
-                        events.push(now, kind);
+                        events.stall(now, &self.cold.rule, path.index(), kind);
                     }
                     Effect::Signal {
                         to,

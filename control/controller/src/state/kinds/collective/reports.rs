@@ -1,12 +1,11 @@
 //! What switches report of collective groups.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use castnet_proto::convert::disagreement_from_proto;
 use castnet_proto::v1;
-use castnet_rules::Endpoint;
 use castnet_wire::{Control, Verdict};
 
 use super::record::Collective;
@@ -26,7 +25,10 @@ impl Core {
             return;
         }
         let rank = found.and_then(|(_, group)| group.rank_at(next_hop));
-        tracing::warn!(switch, group = failed.group, next_hop, syndrome, "member failed");
+        let owner = found.map_or_else(String::new, |(entry, _)| entry.record().owner.clone());
+        if self.may_warn(&owner) {
+            tracing::warn!(switch, group = failed.group, next_hop, syndrome, "member failed");
+        }
         let event = v1::controller_event::Event::MemberFailed(v1::MemberFailed {
             switch_name: switch.into(),
             rank: rank.map(u32::from),
@@ -83,13 +85,12 @@ impl Core {
         if is_late(entry, switch, generation) {
             return;
         }
-        let (name, ending) = (entry.record().name.clone(), why(group, entry.record()));
-        tracing::warn!(
-            group = name,
-            switch,
-            reason = ending.failure.reason,
-            "a generation cannot go on"
-        );
+        let (name, owner) = (entry.record().name.clone(), entry.record().owner.clone());
+        let ending = why(group, entry.record());
+        if self.may_warn(&owner) {
+            let reason = &ending.failure.reason;
+            tracing::warn!(group = name, switch, reason, "a generation cannot go on");
+        }
         self.end(&name, ending);
     }
 
@@ -126,6 +127,7 @@ impl Core {
             return;
         }
         let (name, phase) = (entry.record().name.clone(), entry.record().phase);
+        let owner = entry.record().owner.clone();
         // A switch that still waits reports it again after each stall time-out.
         let stall = Duration::from_millis(group.settings.stall_timeout_ms.into());
         let known = stalled.ranks.iter().filter_map(|r| u16::try_from(*r).ok());
@@ -134,7 +136,8 @@ impl Core {
             let known = group.ranks.get(usize::from(*rank));
             known.map_or_else(String::new, |r| r.host.clone())
         };
-        tracing::warn!(group = name, switch, ?ranks, "collective stalls");
+        let known = entry.live.stalls.get(switch);
+        let is_news = known.is_none_or(|(_, known)| *known != ranks);
         let event = v1::controller_event::Event::CollectiveStalled(v1::CollectiveStalled {
             group: name.clone(),
             switch_name: switch.into(),
@@ -143,6 +146,9 @@ impl Core {
             ..stalled.clone()
         });
         self.publish(event);
+        if is_news && self.may_warn(&owner) {
+            tracing::warn!(group = name, switch, ?ranks, "collective stalls");
+        }
         let Some(entry) = self.groups.get_mut(&name).filter(|_| phase == Phase::Active) else {
             return;
         };
@@ -177,18 +183,18 @@ impl Core {
 /// The ranks that switches wait for. A switch far from a rank names all ranks behind a port; the report of the rank's
 /// own switch takes precedence.
 fn waited_for(entry: &Entry) -> Vec<u16> {
-    let rules = || entry.record().plan.iter().flat_map(|p| &p.rules);
-    let own = |rank: u16| {
-        let has = |e: &Endpoint| e.next_hop.rank().is_some_and(|r| r.rank == rank);
-        rules()
-            .find(|(_, rule)| rule.endpoints.iter().any(has))
-            .map(|(switch, _)| switch)
-    };
+    let rules = entry.record().plan.iter().flat_map(|p| &p.rules);
+    let own: BTreeMap<u16, &String> = rules
+        .flat_map(|(switch, rule)| {
+            let ranks = rule.endpoints.iter().filter_map(|e| e.next_hop.rank());
+            ranks.map(move |rank| (rank.rank, switch))
+        })
+        .collect();
     let mut all = BTreeSet::new();
     for (switch, (_, ranks)) in &entry.live.stalls {
         let counts = |rank: &&u16| {
-            let own = own(**rank);
-            own.is_none_or(|own| own == switch || !entry.live.stalls.contains_key(own))
+            let own = own.get(*rank);
+            own.is_none_or(|own| *own == switch || !entry.live.stalls.contains_key(*own))
         };
         all.extend(ranks.iter().filter(counts).copied());
     }

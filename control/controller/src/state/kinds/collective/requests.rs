@@ -305,12 +305,13 @@ impl Core {
             group.rank_name(rank)
         );
         let runs = entry.record().phase.has_run() && seat.generation <= entry.record().generation;
-        match runs {
+        let (generation, owner) = (entry.record().generation, entry.record().owner.clone());
+        match runs && self.may_warn(&owner) {
             true => tracing::warn!(group = name, rank, reason, "lease ran out"),
             // A host that joins and goes again and again does not fill the log.
             false => tracing::info!(group = name, rank, reason, "lease ran out"),
         }
-        let ending = Ending::failed(entry.record().generation, Some(rank), None, reason);
+        let ending = Ending::failed(generation, Some(rank), None, reason);
         if let Err(error) = self.rank_gone(name, rank, Event::Lost, Some(ending)) {
             tracing::error!(group = name, rank, %error, "cannot take out a rank");
         }

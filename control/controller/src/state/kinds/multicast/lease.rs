@@ -110,8 +110,12 @@ impl Core {
         if !entry.record().phase.has_run() {
             return Ok(());
         }
-        tracing::warn!(group, host, reason, "member lost");
         let is_receiver = kind.any_source.is_some() || kind.source != host;
+        let owner = entry.record().owner.clone();
+        if self.may_warn(&owner) {
+            tracing::warn!(group, host, reason, "member lost");
+        }
+        let (entry, kind) = self.multicast(group)?;
         if fails && is_receiver && !kind.is_waiting(host) {
             let ending = Ending::failed(entry.record().generation, None, None, reason);
             return self.step(group, Event::Lost, Some(ending));

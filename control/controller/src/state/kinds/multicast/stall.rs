@@ -47,9 +47,13 @@ impl Core {
             switch_name: switch.into(),
             ..stalled
         };
-        tracing::warn!(?stalled, "path stalled");
         self.publish(v1::controller_event::Event::PathStalled(stalled.clone()));
         let mcst_id = mcst_id_from_proto("mcst_id", &stalled.mcst_id).ok();
+        let entry = mcst_id.and_then(|id| self.groups.by_mcst_id(id));
+        let owner = entry.map_or_else(String::new, |entry| entry.record().owner.clone());
+        if self.may_warn(&owner) {
+            tracing::warn!(?stalled, "path stalled");
+        }
         let Some(entry) = mcst_id.and_then(|id| self.groups.by_mcst_id(id)) else {
             return false;
         };
