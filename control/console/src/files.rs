@@ -116,7 +116,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Replaces a file that a user names by a whole one: atomically, and only if nothing is lost with what stands there, which is nothing, an
-/// empty file, or what `is_own` says that Castnet has written. A device or a pipe is written to, see [`write()`].
+/// empty file, or what `is_own` says that Castnet has written, by its first 4096 bytes. A device or a pipe is written to, see [`write()`].
 ///
 /// Returns the new file and where it is, or `None` for a device or a pipe.
 pub fn replace(path: &Path, text: &str, is_own: fn(&str) -> bool) -> io::Result<Option<(PathBuf, File)>> {
@@ -154,14 +154,13 @@ pub fn check_replaceable(path: &Path, is_own: fn(&str) -> bool) -> io::Result<()
 
 /// Fails if something is lost with what stands at `path`.
 fn check_nothing_lost(path: &Path, is_own: fn(&str) -> bool) -> io::Result<()> {
-    const LONGEST: u64 = 4096;
-    let text = match std::fs::metadata(path) {
-        Ok(file) if file.len() <= LONGEST => std::fs::read_to_string(path).unwrap_or_else(|_| "\0".into()),
-        Ok(_) => "\0".into(),
+    let mut begin = Vec::new();
+    match File::open(path) {
+        Ok(file) => file.take(4096).read_to_end(&mut begin)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
-    match text.is_empty() || is_own(&text) {
+    match begin.is_empty() || is_own(&String::from_utf8_lossy(&begin)) {
         true => Ok(()),
         false => Err(io::Error::other(
             "there is another file: nothing is written over it",

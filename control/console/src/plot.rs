@@ -1,12 +1,14 @@
 //! Plots as SVG files.
 
 use std::error::Error;
+use std::io;
 use std::path::Path;
 
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
 use crate::exit::{Failure, Outcome, cannot_write};
+use crate::files;
 
 /// Both axes of all panels.
 #[derive(Clone, Copy, Debug, Default)]
@@ -58,15 +60,33 @@ pub struct Panel {
 const PANEL: (u32, u32) = (400, 340);
 const PANELS_PER_LINE: usize = 3;
 
-/// Writes the panels to a file.
+/// Writes the panels to a file, as [`save`] does.
 ///
 /// # Errors
-/// The file cannot be written.
+/// Those of [`save`].
 pub fn write(file: &Path, axes: Axes, panels: &[Panel]) -> Outcome {
     let svg = svg(axes, panels)
         .map_err(|error| Failure::failed(format!("cannot draw {}: {error}", file.display())))?;
-    // The backend for files does not report a full disk.
-    std::fs::write(file, svg).map_err(|error| cannot_write(file, &error))
+    save(file, &svg)
+}
+
+/// Writes a drawing to a file. The plotters backend for files does not report a full disk.
+///
+/// # Errors
+/// The file cannot be written, or something else than a drawing of Castnet is there.
+pub fn save(file: &Path, svg: &str) -> Outcome {
+    let saved = files::replace(file, svg, is_drawing);
+    saved.map(drop).map_err(|error| cannot_write(file, &error))
+}
+
+/// Fails if [`save`] would fail now. Changes nothing.
+pub fn check(file: &Path) -> io::Result<()> {
+    files::check_replaceable(file, is_drawing)
+}
+
+/// Whether a text begins as the backend begins a drawing.
+fn is_drawing(text: &str) -> bool {
+    text.starts_with("<svg width=\"")
 }
 
 fn svg(axes: Axes, panels: &[Panel]) -> Result<String, Box<dyn Error>> {
@@ -180,6 +200,14 @@ mod tests {
                 failure.what
             );
         }
+        let notes = folder.path().join("notes");
+        std::fs::write(&notes, "precious").expect("written");
+        check(&notes).expect_err("no drawing is there");
+        write(&notes, axes, &panels).expect_err("no drawing is there");
+        assert_eq!(std::fs::read(&notes).expect("the file"), b"precious");
+        // It is longer than what it is recognized by.
+        assert!(svg.len() > 4096);
+        check(&file).expect("a drawing is there");
         write(&file, axes, &[]).expect("an empty plot");
         write(&file, Axes::linear("ms", "Gb/s"), &panels).expect("drawn");
         let svg = std::fs::read_to_string(&file).expect("the file");

@@ -199,10 +199,10 @@ impl Drop for Ready {
     }
 }
 
-/// Whether a text is what a ready file has: one address, or the number of a queue pair.
+/// Whether a text is what a ready file has: a line with one address, or the number of a queue pair.
 fn is_ready_text(text: &str) -> bool {
     let begins = |start: &&str| text.starts_with(start);
-    ["http://", "https://", "unix:", "0x"].iter().any(begins) && text.lines().count() == 1
+    ["http://", "https://", "unix:", "0x"].iter().any(begins) && text.find('\n') == Some(text.len() - 1)
 }
 
 /// Reports to systemd if it asked for it (sd_notify(3)).

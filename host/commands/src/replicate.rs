@@ -96,7 +96,7 @@ impl HostArgs {
 struct ServeCommand {
     #[command(flatten)]
     host: HostArgs,
-    /// Bytes of memory [default: as many as the file has]
+    /// Bytes of memory; for a file that is not empty, its length [default: as many as the file has]
     #[arg(long, value_name = "SIZE", required_unless_present = "file")]
     size: Option<Size>,
     /// File that the memory is read from at the start. It is saved to when a client has finished, and at the end. Made if --size is given

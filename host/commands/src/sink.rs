@@ -92,6 +92,10 @@ impl Target {
             return Ok(Sink::into(io::stdout()));
         };
         let path = match place(&path).map_err(|error| named(&path, error))? {
+            Place::File(path) if path.is_dir() => {
+                let error = io::Error::new(io::ErrorKind::IsADirectory, "it is a folder");
+                return Err(named(&path, error));
+            }
             Place::File(path) => path,
             Place::Special => {
                 let opened = files::open(&path, File::options().write(true));
@@ -162,7 +166,7 @@ fn named(path: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// Its file is removed if it is dropped before [`Sink::keep`].
+/// Its file is removed if it is dropped before it is complete.
 pub(crate) struct Sink {
     /// `None` for stdout, a device or a pipe.
     part: Option<Part>,
@@ -178,10 +182,13 @@ struct Part {
 }
 
 impl Part {
+    /// Network file systems say only now that there was no room.
+    fn close(&self) -> io::Result<()> {
+        Ok(close(self.file.try_clone()?)?)
+    }
+
     /// The file has the mode of the one that it replaces.
-    fn keep(&self) -> io::Result<()> {
-        // Network file systems say only now that there was no room.
-        close(self.file.try_clone()?)?;
+    fn rename(&self) -> io::Result<()> {
         if let Ok(old) = std::fs::metadata(&self.path) {
             let same_group = old.gid() == self.file.metadata()?.gid();
             let mode = old.mode() & if same_group { 0o777 } else { 0o707 };
@@ -213,13 +220,23 @@ impl Sink {
         }
     }
 
-    /// Gives the complete file its final name, and returns that.
+    /// Gives the complete file its final name, and returns that. If this fails, the file stays, and the error has its name.
     pub(crate) fn keep(mut self) -> io::Result<Option<PathBuf>> {
         self.flush()?;
         if let Some(part) = &self.part {
-            part.keep().map_err(|error| named(&part.path, error))?;
+            part.close().map_err(|error| named(&part.path, error))?;
         }
-        Ok(self.part.take().map(|part| part.path))
+        let Some(part) = self.part.take() else {
+            return Ok(None);
+        };
+        part.rename().map_err(|error| {
+            let (path, name) = (part.path.display(), part.name.display());
+            io::Error::new(
+                error.kind(),
+                format!("{path}: {error}; what arrived is in {name}"),
+            )
+        })?;
+        Ok(Some(part.path))
     }
 }
 
@@ -279,6 +296,23 @@ mod tests {
             b"whole"
         );
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
+    }
+
+    #[test]
+    fn a_complete_file_that_cannot_be_renamed_stays_as_its_part() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, part) = (folder.path().join("out"), folder.path().join("out.castnet-part"));
+        let target = Target(folder.path().to_owned());
+        let mut sink = target.open(&header("out")).expect("a place");
+        sink.write_all(b"whole").expect("written");
+        std::fs::create_dir(&path).expect("a folder");
+        let text = sink.keep().expect_err("a folder is there").to_string();
+        let end = format!("what arrived is in {}", part.display());
+        assert!(text.contains("Is a directory") && text.ends_with(&end), "{text}");
+        let refused = target.open(&header("out")).map(drop);
+        let refused = refused.expect_err("a folder is there").to_string();
+        assert_eq!(refused, format!("{}: it is a folder", path.display()));
+        assert_eq!(std::fs::read(&part).expect("a file"), b"whole");
     }
 
     #[test]

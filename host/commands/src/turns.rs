@@ -17,7 +17,7 @@ use super::fallback::{GuardArgs, Held, Incoming, Instead, Outgoing, Turns};
 use super::report::TransferReport;
 use super::send::{lead_away, remark_silence, source};
 use super::sink::Target;
-use super::{MemberArgs, Stop, Stopped, failure, leave, refuse};
+use super::{MemberArgs, Stop, Stopped, failure, refuse};
 
 #[derive(Debug, Args)]
 pub(super) struct TurnsCommand {
@@ -158,6 +158,8 @@ impl TurnsCommand {
         let (mut member, _ready) = args.join_or(instead, member)?;
         let mut done = Vec::new();
         let mut ended = Ok(());
+        // The bytes of a turn that has arrived and could not be kept.
+        let mut unkept = None;
         for (turn, sender) in self.order.iter().enumerate().skip(held.turn) {
             held.turn = turn;
             if *sender == args.name {
@@ -189,8 +191,15 @@ impl TurnsCommand {
             match received {
                 Ok((received, _)) => {
                     let kept = incoming.borrow_mut().keep(received.summary.clone());
-                    let path = kept.map_err(failure::sink)?;
-                    done.push((turn, "receiver", received, path));
+                    match kept {
+                        Ok(path) => done.push((turn, "receiver", received, path)),
+                        Err(source) => {
+                            let what = "writing what arrived";
+                            ended = Err(StreamError::Io { what, source }.into());
+                            unkept = Some(received.summary.bytes);
+                            break;
+                        }
+                    }
                 }
                 Err(error) => {
                     incoming.borrow_mut().go_on(member.take_open_stream());
@@ -210,7 +219,13 @@ impl TurnsCommand {
                 Some(refused.map_or_else(|| instead(error), Ok))
             }
             Err(error) => {
-                leave(member);
+                let left = match unkept {
+                    Some(bytes) => member.give_up(bytes, &error.to_string()),
+                    None => member.leave(),
+                };
+                if let Err(error) = left {
+                    tracing::warn!(%error, "not left");
+                }
                 Some(instead(error))
             }
         };

@@ -36,7 +36,7 @@ const HASH_CHUNK: usize = 64 << 10;
 pub struct ServerConfig {
     /// Name of this host, also in groups.
     pub name: String,
-    /// Bytes of memory. `None`: as many as the file has.
+    /// Bytes of memory; for a file that is not empty, its length. `None`: as many as the file has.
     pub bytes: Option<u64>,
     /// The file that the memory is read from at the start, and saved to when a client has finished.
     pub file: Option<PathBuf>,

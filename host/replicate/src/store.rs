@@ -23,10 +23,10 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Opens or creates a file. It gets the length `bytes`, with all its blocks reserved; by default it keeps its length.
+    /// Opens a file, or creates one of `bytes` bytes, and reserves all its blocks. A file that is not empty keeps its length.
     ///
     /// # Errors
-    /// It is no regular file, longer than `bytes` or empty, another server has it, or the disk is full.
+    /// It is no regular file, has another length than `bytes`, or has none and gets none; another server has it; or the disk is full.
     pub(crate) fn open(path: &Path, bytes: Option<u64>) -> Result<Self, ReplicateError> {
         let failed = |doing| move |error| failure(path, doing, error);
         let bad = |what: String| ReplicateError::BadFile {
@@ -55,17 +55,19 @@ impl Store {
             Err(TryLockError::Error(error)) => return Err(failure(path, "locking", error)),
             Ok(()) => {}
         }
-        let bytes = bytes.unwrap_or(meta.len());
-        if meta.len() > bytes {
-            let found = meta.len();
+        let found = meta.len();
+        let bytes = bytes.unwrap_or(found);
+        if found > 0 && found != bytes {
             return Err(bad(format!(
-                "it has {found} bytes, more than the {bytes} that are to be served"
+                "it has {found} bytes, and {bytes} are to be served: leave the size out to serve all of it, or name another file"
             )));
         }
         if bytes == 0 {
             return Err(bad("it is empty, and no size is given".to_owned()));
         }
         if let Err(error) = reserve(&file, bytes) {
+            // The blocks that it got are free again.
+            let _ = file.set_len(found);
             if is_new {
                 let _ = std::fs::remove_file(path);
             }
@@ -170,7 +172,14 @@ mod tests {
         assert!(huge.contains("reserving") && !path.exists(), "{huge}");
         assert_eq!(refused(Some(5000)), Ok(()));
         assert_eq!(std::fs::metadata(&path).map(|meta| meta.len()).ok(), Some(5000));
-        assert!(refused(Some(4000)).is_err_and(|error| error.contains("5000 bytes")));
+        for other in [4000, 6000] {
+            let differs = refused(Some(other)).expect_err("it has another length");
+            assert!(
+                differs.contains(&format!("5000 bytes, and {other} ")),
+                "{differs}"
+            );
+        }
+        assert_eq!(std::fs::metadata(&path).map(|meta| meta.len()).ok(), Some(5000));
         assert_eq!(Store::open(&path, None).map(|store| store.bytes).ok(), Some(5000));
         let _first = Store::open(&path, None);
         assert!(refused(None).is_err_and(|error| error.contains("another server")));

@@ -86,10 +86,7 @@ pub(super) async fn run(
         ),
     });
     for scenario in scenarios {
-        let run = one(output, scenario, time, &place, signals).await?;
-        let interrupted = run.interrupted;
-        report.runs.push(run);
-        if interrupted {
+        if !report.add(one(output, scenario, time, &place, signals).await, Ok(())) {
             break;
         }
     }

@@ -245,8 +245,8 @@ impl BenchCommand {
         if !self.flows {
             bench.runs.iter_mut().for_each(|run| run.flows.clear());
         }
-        bench.show(output)?;
-        bench.verdict()
+        let shown = bench.show(output);
+        bench.verdict().and(shown)
     }
 }
 

@@ -187,24 +187,14 @@ pub(super) async fn run(
         None => format!("a switch whose members {} are simulated here", ports.join(", ")),
     });
     for scenario in scenarios {
-        let plan = match &rules {
-            None => Plan::own(scenario, &places),
-            Some(rules) => {
-                let starts = match &mut switch {
-                    Some(switch) => switch.starts(rules, scenario).await?,
-                    None => Vec::new(),
-                };
-                let start = |group: &GroupRule| {
-                    let running = starts.iter().find(|(mcst_id, _)| *mcst_id == group.mcst_id);
-                    running
-                        .map(|(_, psn)| *psn)
-                        .or(group.multicast().and_then(|kind| kind.start_psn))
-                        .unwrap_or_default()
-                };
-                Plan::on_groups(scenario, &places, &rules.groups, start)
+        let planned = plan(scenario, rules.as_ref(), &places, switch.as_mut()).await;
+        let part = match planned {
+            Ok(plan) => Part::new(plan),
+            Err(failure) => {
+                report.add(Err(failure), Ok(()));
+                break;
             }
         };
-        let part = Part::new(plan.map_err(|e| no_plan(&e))?);
         let own = rules.is_none();
         let installed = match &mut switch {
             Some(switch) if own => switch.install(&part.plan).await,
@@ -219,15 +209,38 @@ pub(super) async fn run(
             Some(switch) if own => switch.remove(&part.plan).await,
             _ => Ok(()),
         };
-        let run = ran?;
-        removed?;
-        let interrupted = run.interrupted;
-        report.runs.push(run);
-        if interrupted {
+        if !report.add(ran, removed) {
             break;
         }
     }
     Ok(report)
+}
+
+/// What the hosts do: on groups of the rule file, from where the switch is, or on groups of their own.
+async fn plan(
+    scenario: &Scenario,
+    rules: Option<&RuleSet>,
+    places: &[Place],
+    switch: Option<&mut Switch>,
+) -> Outcome<Plan> {
+    let plan = match rules {
+        None => Plan::own(scenario, places),
+        Some(rules) => {
+            let starts = match switch {
+                Some(switch) => switch.starts(rules, scenario).await?,
+                None => Vec::new(),
+            };
+            let start = |group: &GroupRule| {
+                let running = starts.iter().find(|(mcst_id, _)| *mcst_id == group.mcst_id);
+                running
+                    .map(|(_, psn)| *psn)
+                    .or(group.multicast().and_then(|kind| kind.start_psn))
+                    .unwrap_or_default()
+            };
+            Plan::on_groups(scenario, places, &rules.groups, start)
+        }
+    };
+    plan.map_err(|error| no_plan(&error))
 }
 
 async fn one(

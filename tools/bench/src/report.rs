@@ -23,6 +23,9 @@ pub(super) struct BenchReport {
     /// Where switch and hosts were.
     pub(super) setting: String,
     pub(super) runs: Vec<RunReport>,
+    /// Why there are no further runs.
+    #[serde(skip)]
+    failure: Option<Failure>,
 }
 
 names! {
@@ -325,7 +328,20 @@ impl BenchReport {
         Self {
             setting,
             runs: Vec::new(),
+            failure: None,
         }
+    }
+
+    /// Adds a run, and whether its groups were removed. Returns whether another run may follow.
+    pub(super) fn add(&mut self, run: Outcome<RunReport>, removed: Outcome) -> bool {
+        self.failure = match (run.map(|run| self.runs.push(run)), removed) {
+            (Err(failure), Err(left)) => Some(Failure {
+                what: format!("{failure}; {left}"),
+                ..failure
+            }),
+            (ran, removed) => ran.and(removed).err(),
+        };
+        self.failure.is_none() && self.runs.iter().all(|run| !run.interrupted)
     }
 
     /// A table of all runs; in JSON one object a line for each.
@@ -336,7 +352,7 @@ impl BenchReport {
             #[serde(flatten)]
             run: &'a RunReport,
         }
-        if !output.is_json() {
+        if !output.is_json() && !self.runs.is_empty() {
             return output.show(self);
         }
         self.runs.iter().try_for_each(|run| {
@@ -348,8 +364,11 @@ impl BenchReport {
         })
     }
 
-    /// An error if nothing was measured.
+    /// An error if a run failed, or nothing was measured.
     pub(super) fn verdict(&self) -> Outcome {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
         let deaf = |run: &&RunReport| run.hosts.sent > 0 && run.hosts.received == 0 && !run.interrupted;
         match self.runs.iter().find(deaf) {
             Some(run) => Err(Failure::failed(format!(

@@ -1,12 +1,12 @@
 //! Writes frames of a pattern into a packet file, for other generators and for reading.
 
-use std::fmt::Display;
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use castnet_console::exit::{Failure, Outcome};
+use castnet_console::exit::{Failure, Outcome, cannot_write};
+use castnet_console::files;
 use castnet_console::output::{Done, Output};
 use castnet_console::units::plural;
 use castnet_port::pcap::check_replaceable;
@@ -75,10 +75,8 @@ pub(super) fn write(
         );
     };
     let frames = frames(&plan, place, wanted as usize)?;
-    let unwritten =
-        |error: &dyn Display| Failure::failed(format!("cannot write {}: {error}", path.display()));
-    check_replaceable(path).map_err(|error| unwritten(&error))?;
-    store(path, &frames).map_err(|error| unwritten(&error))?;
+    let written = check_replaceable(path).and_then(|()| store(path, &frames));
+    written.map_err(|error| cannot_write(path, &error))?;
     let name = plan.hosts[place].name.as_str();
     output.show(&Done {
         sentence: format!(
@@ -119,10 +117,18 @@ fn frames(plan: &Plan, place: usize, wanted: usize) -> Outcome<Vec<Vec<u8>>> {
     Ok(frames)
 }
 
-fn store(path: &Path, frames: &[Vec<u8>]) -> Result<(), PcapError> {
-    let mut writer = PcapWriter::new(BufWriter::new(File::create(path).map_err(PcapError::IoError)?))?;
+fn store(path: &Path, frames: &[Vec<u8>]) -> io::Result<()> {
+    let failed = |error| match error {
+        PcapError::IoError(error) => error,
+        other => io::Error::other(other),
+    };
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true);
+    let file = files::open(path, &options)?;
+    let mut writer = PcapWriter::new(BufWriter::new(file)).map_err(failed)?;
     for (at, frame) in (0_u32..).zip(frames) {
-        writer.write_packet(&PcapPacket::new(STEP * at, frame.len() as u32, frame))?;
+        let packet = PcapPacket::new(STEP * at, frame.len() as u32, frame);
+        writer.write_packet(&packet).map_err(failed)?;
     }
-    Ok(())
+    writer.into_writer().flush()
 }

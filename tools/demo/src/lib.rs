@@ -129,15 +129,14 @@ impl DemoCommand {
         controller.stop().await;
         fabric.stop().await?;
         report.seconds = start.elapsed().as_secs_f64();
-        output.show(&report)?;
-        if report.ok {
-            return Ok(());
-        }
-        Err(Failure::failed(if report.collectives.iter().all(|act| act.ok) {
-            "not every receiver had every byte"
+        let verdict = if report.ok {
+            Ok(())
+        } else if report.collectives.iter().all(|act| act.ok) {
+            Err(Failure::failed("not every receiver had every byte"))
         } else {
-            "not every rank had every sum"
-        }))
+            Err(Failure::failed("not every rank had every sum"))
+        };
+        output.conclude(&report, verdict)
     }
 
     async fn collectives(

@@ -8,12 +8,13 @@ use castnet_commands::Stop;
 use castnet_commands::collective::{
     Call, Caller, Callers, Calls, HowArgs, Measure, RankArgs, Sizes, each_rank, failure, wrong_elements,
 };
-use castnet_console::exit::Outcome;
+use castnet_console::exit::{Outcome, cannot_write_flag};
 use castnet_console::output::{Output, remark, write_stdout};
 use castnet_console::units::{Span, positive_span};
+use castnet_console::{files, plot};
 use clap::{Args, ValueEnum};
 
-use crate::beside::{Beside, Sides, Time};
+use crate::beside::{Beside, Sides, Time, are_rows};
 use crate::help::BENCH_HELP;
 
 /// The job of the collectives between hosts: that of the rank, with this at its end.
@@ -109,6 +110,9 @@ impl BenchCommand {
     pub(crate) fn run(self, output: Output, stop: &Stop) -> Outcome {
         let Self { rank, what, how } = self;
         Call::barrier().check(&rank, &how.network)?;
+        if rank.rank == 0 {
+            what.check_files()?;
+        }
         each_rank(&rank, stop, |rank| run_rank(rank, &what, &how, output, stop))
     }
 }
@@ -132,12 +136,14 @@ fn run_rank(rank: &RankArgs, what: &BenchArgs, how: &HowArgs, output: Output, st
     let mut sides = Sides::new(labels.chain(what.beside.iter().map(|beside| beside.label.clone())));
     // With other programs, lines are complete only at the end.
     let prints_lines = is_first && !output.is_json() && what.beside.is_empty();
+    // The other ranks need this one to the end, and files get what was measured, also if its output is closed or full.
+    let mut shown = Ok(());
     if is_first && !output.is_json() {
         let title = title(&own, what.data_type).map_err(|error| failure(error, &rank.job))?;
-        write_stdout(&title)?;
+        shown = write_stdout(&title);
     }
     if prints_lines {
-        write_stdout(&sides.heading())?;
+        shown = shown.and_then(|()| write_stdout(&sides.heading()));
     }
     for (_, caller) in &mut own {
         (0..SETTLING)
@@ -165,13 +171,13 @@ fn run_rank(rank: &RankArgs, what: &BenchArgs, how: &HowArgs, output: Output, st
             let row = measure.run(caller, &mut || {});
             let row = row.map_err(|error| error.failure(&rank.job))?;
             if is_first && output.is_json() {
-                output.show_next(&row)?;
+                shown = shown.and_then(|()| output.show_next(&row));
             }
             size = row.bytes;
             sides.add(side, Time::of(&row), &row)?;
         }
         if prints_lines {
-            write_stdout(&sides.line(collective.name(), size))?;
+            shown = shown.and_then(|()| write_stdout(&sides.line(collective.name(), size)));
         }
     }
     let count = own.len();
@@ -181,28 +187,48 @@ fn run_rank(rank: &RankArgs, what: &BenchArgs, how: &HowArgs, output: Output, st
     if !is_first {
         return wrong_elements(sides.wrong());
     }
+    let mut ran: Outcome = Ok(());
     for (side, beside) in (count..).zip(&what.beside) {
         remark(&format!("measuring {}", beside.label));
-        for row in beside.run(what.budget.0, &calls)? {
+        let rows = match beside.run(what.budget.0, &calls) {
+            Ok(rows) => rows,
+            Err(failure) => {
+                ran = ran.and(Err(failure));
+                continue;
+            }
+        };
+        for row in rows {
             if output.is_json() {
-                output.show_next(&row)?;
+                shown = shown.and_then(|()| output.show_next(&row));
             }
             sides.add(side, row.time(), &row)?;
         }
     }
     if !output.is_json() && !prints_lines {
-        write_stdout(&sides.table())?;
+        shown = shown.and_then(|()| write_stdout(&sides.table()));
     }
-    if let Some(file) = &what.json {
-        sides.write(file)?;
-    }
-    if let Some(file) = &what.svg {
-        sides.draw(file)?;
-    }
+    let written = what.json.as_ref().map_or(Ok(()), |file| sides.write(file));
+    let drawn = what.svg.as_ref().map_or(Ok(()), |file| sides.draw(file));
     wrong_elements(sides.wrong())
+        .and(ran)
+        .and(written)
+        .and(drawn)
+        .and(shown)
 }
 
 impl BenchArgs {
+    /// Fails if a file that is asked for could not be written now.
+    fn check_files(&self) -> Outcome {
+        if let Some(file) = &self.json {
+            let checked = files::check_replaceable(file, are_rows);
+            checked.map_err(|error| cannot_write_flag("--json", file, &error))?;
+        }
+        if let Some(file) = &self.svg {
+            plot::check(file).map_err(|error| cannot_write_flag("--svg", file, &error))?;
+        }
+        Ok(())
+    }
+
     /// Collectives and bytes, of `ranks` ranks.
     fn calls(&self, ranks: u16) -> Vec<(Collective, u64)> {
         let mut calls = Vec::new();

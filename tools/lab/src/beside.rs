@@ -9,6 +9,7 @@ use std::time::Duration;
 use castnet_comm::machine::Collective;
 use castnet_commands::collective::Row;
 use castnet_console::exit::{Failure, Outcome, cannot_write};
+use castnet_console::files;
 use castnet_console::output::{Page, Report};
 use castnet_console::plot::{self, Axes, Curve, Panel};
 use castnet_console::units;
@@ -223,7 +224,8 @@ impl Sides {
 
     /// Writes all rows, one JSON object per line.
     pub(crate) fn write(&self, file: &Path) -> Outcome {
-        std::fs::write(file, &self.json).map_err(|error| cannot_write(file, &error))
+        let written = files::replace(file, &self.json, are_rows);
+        written.map(drop).map_err(|error| cannot_write(file, &error))
     }
 
     /// Draws a panel for each collective that has sizes.
@@ -249,6 +251,12 @@ impl Sides {
         let axes = Axes::logarithmic("bytes", "microseconds per call");
         plot::write(file, axes, &panels)
     }
+}
+
+/// Whether a text begins with a row, as what [`Sides::write`] writes.
+pub(crate) fn are_rows(text: &str) -> bool {
+    let row = text.lines().next().map(serde_json::from_str::<Measured>);
+    row.is_some_and(|row| row.is_ok())
 }
 
 #[cfg(test)]

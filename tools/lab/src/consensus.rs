@@ -90,8 +90,8 @@ impl ConsensusCommand {
             }
         }
         let report = Consensus::new(runs);
-        output.show(&report)?;
-        report.runs.iter().try_for_each(|run| run.work.verdict())
+        let verdict = report.runs.iter().try_for_each(|run| run.work.verdict());
+        output.conclude(&report, verdict)
     }
 }
 

@@ -230,11 +230,11 @@ fn measure(rank: &RankArgs, what: &SkewArgs, how: &HowArgs, output: Output, stop
         }
     }?;
     bar.finish_and_clear();
-    let wrong = points.iter().map(|point| point.wrong).sum();
-    if rank.rank == 0 {
-        output.show(&Skews { points })?;
+    let verdict = wrong_elements(points.iter().map(|point| point.wrong).sum());
+    match rank.rank {
+        0 => output.conclude(&Skews { points }, verdict),
+        _ => verdict,
     }
-    wrong_elements(wrong)
 }
 
 /// A rank, its connections to other ranks, and its memory that the group writes. At rank 0 this is the memory that is sent.

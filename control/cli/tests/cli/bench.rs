@@ -249,6 +249,14 @@ fn frames_are_written_over_packet_files_only() {
     assert_eq!(fs::read_to_string(&file).expect("notes"), "notes");
 }
 
+#[test]
+fn frames_that_fit_in_a_buffer_are_not_lost_on_a_full_disk() {
+    let output = castnet(&["bench", "ack", "--frames", "4", "--write", "/dev/full"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("cannot write /dev/full: No space left"), "{said}");
+}
+
 /// deploy/pktgen's packet files are what its script makes, byte for byte, and small.
 #[test]
 fn the_packet_files_are_what_their_script_writes() {

@@ -267,7 +267,24 @@ fn groups_of_a_rule_file_are_used_as_they_are_and_again() -> Result<()> {
         strangers.status.code() == Some(2) && said.contains("src"),
         "{said}"
     );
-    Ok(())
+    // The results of the first pattern are there though the file has no group for the second.
+    let args = [
+        "--group",
+        &file.to_string_lossy(),
+        "--frames",
+        "1500",
+        "--window",
+        "64",
+        "multicast",
+        "aggregate",
+    ];
+    let half = rig.command(members, &[], &args).output()?;
+    let said = String::from_utf8_lossy(&half.stderr).into_owned();
+    ensure!(
+        half.status.code() == Some(2) && said.contains("aggregate"),
+        "{said}"
+    );
+    is_whole(&serde_json::from_slice(&half.stdout).context("one result")?)
 }
 
 fn a_signal_ends_it_with_a_report_and_without_groups_left(rig: &Rig) -> Result<()> {

@@ -199,3 +199,26 @@ fn turns_come_back_to_their_group_and_leave_it_again() {
         Ok(())
     });
 }
+
+/// A folder takes the place of a file that arrives. Its member ends, and still reports the turn before.
+#[test]
+fn a_turn_that_cannot_be_kept_takes_no_report_with_it() {
+    lab::in_lab("turns that cannot be kept", TWO_TIERS, &[], |lab| {
+        let hosts = &HOSTS[..3];
+        create(lab, hosts, &["--any-source", "--rate", "4M"])?;
+        let mut taking = Taking::start(lab, hosts, &["h1", "h2"], |n, flags| {
+            lab.start_host(hosts[n], "turns", "turns", &[&GIVE_UP, flags].concat())
+        })?;
+        let (h3, out) = &mut taking.members[2];
+        let part = out.join("002-h2.castnet-part");
+        h3.wait_until("its second turn", |_| part.exists())?;
+        fs::create_dir(out.join("002-h2"))?;
+        ensure!(!h3.wait()?.success(), "{}", h3.output());
+        let output = h3.output();
+        let report = output.lines().find_map(|line| serde_json::from_str(line).ok());
+        let is_first = report.is_some_and(|report: Value| report["turn"] == 1);
+        ensure!(is_first && output.contains("what arrived is in"), "{output}");
+        ensure!(lab::digest(&part)? == taking.sent[1]);
+        Ok(())
+    });
+}

@@ -64,8 +64,7 @@ impl Reports {
     /// Draws and prints all. A plot that cannot be drawn is an error behind the tables.
     pub(crate) fn show(mut self, svg: Option<PathBuf>, output: Output) -> Outcome {
         let drawn = svg.map_or(Ok(()), |file| self.draw(&file));
-        output.show(&self)?;
-        drawn
+        output.conclude(&self, drawn)
     }
 
     fn draw(&mut self, file: &Path) -> Outcome {

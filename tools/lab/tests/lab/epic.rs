@@ -1,6 +1,7 @@
 //! EPIC's appendix K in its short form, which takes seconds: each cell is near the paper's or has a reason, and
 //! selected cells keep their values.
 
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
@@ -142,4 +143,24 @@ fn plots_are_written() {
     let _ = std::fs::remove_dir_all(&folder);
     assert!(svg.is_ok_and(|s| s.starts_with("<svg") && s.contains("AllReduce")));
     assert!(!none);
+}
+
+#[test]
+fn a_plot_that_cannot_be_written_is_an_error_behind_the_tables() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let plot = folder.path().join("table-25.svg");
+    let epic = |plots: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_castnet-lab"));
+        command.args(["sim", "epic", "--quick", "--table", "25", "--plots"]);
+        let output = command.arg(plots).output().expect("it starts");
+        (output.status.code(), output.stdout.is_empty())
+    };
+    std::fs::write(&plot, "precious").expect("written");
+    assert_eq!(epic(folder.path()), (Some(1), false));
+    assert_eq!(std::fs::read(&plot).expect("a file"), b"precious");
+    std::fs::remove_file(&plot).expect("removed");
+    std::os::unix::fs::symlink("/dev/full", &plot).expect("a link");
+    assert_eq!(epic(folder.path()), (Some(1), false));
+    // A folder that cannot be made is found before the tables.
+    assert_eq!(epic(Path::new("/dev/null/plots")), (Some(2), true));
 }

@@ -1,5 +1,6 @@
 //! The experiments as a user runs them: one program.
 
+mod bench;
 mod epic;
 mod shufflecast;
 mod sim;

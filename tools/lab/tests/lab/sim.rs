@@ -89,6 +89,16 @@ fn a_plot_that_cannot_be_written_is_an_error_behind_the_table() {
 }
 
 #[test]
+fn a_plot_that_cannot_be_written_is_an_error_also_without_a_reader_of_the_table() {
+    let (reader, closed) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("castnet-lab"));
+    command.args(["sim", "cepheus", "fig8", "--quick", "--svg", "/dev/full"]);
+    let status = command.stdout(closed).status().expect("it runs");
+    assert_eq!(status.code(), Some(1));
+}
+
+#[test]
 fn a_table_is_for_people_and_unknown_figures_are_refused() {
     let run = sim(&["fig8", "--quick"]).success();
     let text = String::from_utf8_lossy(&run.get_output().stdout).into_owned();

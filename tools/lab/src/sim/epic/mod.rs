@@ -16,7 +16,7 @@ mod table;
 
 use std::path::PathBuf;
 
-use castnet_console::exit::{Failure, Outcome};
+use castnet_console::exit::{Failure, Outcome, cannot_write_flag};
 use castnet_console::output::{Output, Page, Report, remark};
 use clap::Args;
 use serde::Serialize;
@@ -102,7 +102,12 @@ impl EpicCommand {
         }
     }
 
+    /// Runs what the tables need, prints them and draws them. A plot that cannot be drawn is an error behind the tables.
     pub(crate) fn run(self, output: Output) -> Outcome {
+        if let Some(folder) = &self.plots {
+            let made = std::fs::create_dir_all(folder);
+            made.map_err(|error| cannot_write_flag("--plots", folder, &error))?;
+        }
         let (extent, setting) = (self.extent(), self.setting());
         let mut specs = spec::tables(extent);
         specs.retain(|t| self.tables.is_empty() || self.tables.contains(&t.number));
@@ -115,19 +120,17 @@ impl EpicCommand {
             .map(|spec| Table::new(spec, |run| results.times(run)))
             .collect();
         let mut plots = Vec::new();
-        if let Some(folder) = &self.plots {
-            let failed =
-                |error: &dyn std::fmt::Display| Failure::failed(format!("{}: {error}", folder.display()));
-            std::fs::create_dir_all(folder).map_err(|error| failed(&error))?;
+        let drawn: Outcome = self.plots.iter().try_for_each(|folder| {
             for table in &tables {
-                plots.extend(plot::write(folder, table).map_err(|error| failed(&error))?);
+                plots.extend(plot::write(folder, table)?);
             }
-        }
-        output.show(&self.report(&tables))?;
+            Ok(())
+        });
+        let ended = output.conclude(&self.report(&tables), drawn);
         for file in plots {
             remark(&format!("drawn: {}", file.display()));
         }
-        Ok(())
+        ended
     }
 
     fn report(&self, tables: &[Table]) -> Tables {

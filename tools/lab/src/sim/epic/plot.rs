@@ -3,18 +3,28 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::plot::save;
 use plotters::prelude::*;
 
 use super::table::Table;
 
 /// Writes the plot of a table with several columns: our values as lines with dots, the paper's as plain lines.
-pub(crate) fn write(folder: &Path, table: &Table) -> Result<Option<PathBuf>, Box<dyn Error>> {
-    let (spec, columns) = (&table.spec, table.spec.columns.len());
-    if columns < 2 {
+pub(crate) fn write(folder: &Path, table: &Table) -> Outcome<Option<PathBuf>> {
+    if table.spec.columns.len() < 2 {
         return Ok(None);
     }
-    let file = folder.join(format!("table-{}.svg", spec.number));
-    let root = SVGBackend::new(&file, (900, 520)).into_drawing_area();
+    let file = folder.join(format!("table-{}.svg", table.spec.number));
+    let svg =
+        svg(table).map_err(|error| Failure::failed(format!("cannot draw {}: {error}", file.display())))?;
+    save(&file, &svg)?;
+    Ok(Some(file))
+}
+
+fn svg(table: &Table) -> Result<String, Box<dyn Error>> {
+    let (spec, columns) = (&table.spec, table.spec.columns.len());
+    let mut svg = String::new();
+    let root = SVGBackend::with_string(&mut svg, (900, 520)).into_drawing_area();
     root.fill(&WHITE)?;
     let cells = table.cells.iter().flatten();
     let values = cells.flat_map(|cell| {
@@ -93,5 +103,5 @@ pub(crate) fn write(folder: &Path, table: &Table) -> Result<Option<PathBuf>, Box
     root.present()?;
     drop(chart);
     drop(root);
-    Ok(Some(file))
+    Ok(svg)
 }
