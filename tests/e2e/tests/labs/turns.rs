@@ -205,7 +205,8 @@ fn turns_come_back_to_their_group_and_leave_it_again() {
 fn a_turn_that_cannot_be_kept_takes_no_report_with_it() {
     lab::in_lab("turns that cannot be kept", TWO_TIERS, &[], |lab| {
         let hosts = &HOSTS[..3];
-        create(lab, hosts, &["--any-source", "--rate", "4M"])?;
+        // A turn takes six seconds.
+        create(lab, hosts, &["--any-source", "--rate", "1M"])?;
         let mut taking = Taking::start(lab, hosts, &["h1", "h2"], |n, flags| {
             lab.start_host(hosts[n], "turns", "turns", &[&GIVE_UP, flags].concat())
         })?;
