@@ -811,8 +811,11 @@ down() {
         if ip netns del "$prefix-$name" 2>/dev/null; then found=yes; fi
     done
     rm -rf "$lab"
-    [ -n "$found${all[*]}" ] || die "no lab ${LAB:-lab}"
-    echo "The lab is gone."
+    if [ -n "$found${all[*]}" ]; then
+        echo "The lab is gone."
+    else
+        echo "netns.sh: no lab ${LAB:-lab}" >&2
+    fi
 }
 
 case ${LAB:-} in switch | controller) die "LAB=$LAB: $lab is the folder of a service: give the lab another name" ;; esac

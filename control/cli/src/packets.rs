@@ -185,7 +185,7 @@ pub(crate) struct Record<'a> {
 /// Fails if a capture would replace a file that is neither empty nor a packet file.
 pub(crate) fn check_replaceable(path: &Path) -> Outcome {
     pcap::check_replaceable(path).map_err(|error| match error.kind() {
-        // It was read.
+        // It was read, and is no packet file.
         io::ErrorKind::Other => Failure::usage(format!("{}: {error}", path.display()))
             .next("give the capture another name, or remove the file"),
         _ => exit::cannot_read(path, &error),

@@ -8,6 +8,7 @@ use castnet_proto::transport::chain;
 use serde::Serialize;
 
 use crate::files;
+use crate::output::remark;
 
 /// Exit codes. `castnet --help` prints their table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -160,6 +161,19 @@ impl From<tonic::Status> for Failure {
     }
 }
 
+/// The first failure of what was tried one after the other. Says each further one on stderr.
+pub fn first_failure(ends: impl IntoIterator<Item = Outcome>) -> Outcome {
+    let mut first = Ok(());
+    for failure in ends.into_iter().filter_map(Result::err) {
+        if first.is_ok() {
+            first = Err(failure);
+        } else if !failure.quiet {
+            remark(&format!("also: {failure}"));
+        }
+    }
+    first
+}
+
 /// A signal has stopped the command.
 pub fn interrupted() -> Failure {
     Failure::failed("stopped by a signal before the end")
@@ -236,6 +250,14 @@ mod tests {
             Failure::from(io::Error::from(io::ErrorKind::StorageFull)).code(),
             1
         );
+    }
+
+    #[test]
+    fn of_several_failures_the_first_one_is_returned() {
+        let failed = |what: &str| Err(Failure::failed(what));
+        let first = first_failure([Ok(()), failed("one"), Ok(()), failed("two")]);
+        assert!(first.is_err_and(|failure| failure.what == "one"));
+        assert!(first_failure([Ok(()), Ok(())]).is_ok());
     }
 
     #[test]

@@ -116,7 +116,8 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Replaces a file that a user names by a whole one: atomically, and only if nothing is lost with what stands there, which is nothing, an
-/// empty file, or what `is_own` says that Castnet has written, by its first 4096 bytes. A device or a pipe is written to, see [`write()`].
+/// empty file, or what `is_own` says that Castnet has written. `is_own` gets its first 4096 bytes. A device or a pipe is written to, see
+/// [`write()`].
 ///
 /// Returns the new file and where it is, or `None` for a device or a pipe.
 pub fn replace(path: &Path, text: &str, is_own: fn(&str) -> bool) -> io::Result<Option<(PathBuf, File)>> {

@@ -1,7 +1,6 @@
 //! The commands from control to a worker. Control allocates and frees all memory; boxes travel to the worker and back.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use castnet_engine::{
     Captured, Context, ContextStatus, DryRun, Expected, FdbEntry, FrameFilter, InstallError, Neighbour,
@@ -11,6 +10,7 @@ use castnet_wire::{DropReason, McstId, PortId};
 use crossbeam::channel::Sender;
 
 use crate::report::Report;
+use crate::tap::Lost;
 
 pub(crate) const PER_ITERATION: usize = 8;
 pub(crate) const QUEUE: usize = 64;
@@ -18,7 +18,7 @@ pub(crate) const QUEUE: usize = 64;
 pub(crate) struct Subscriber {
     pub(crate) id: TapId,
     pub(crate) to: Sink,
-    pub(crate) lost: Arc<AtomicU64>,
+    pub(crate) lost: Arc<Lost>,
 }
 
 pub(crate) enum Sink {

@@ -31,7 +31,7 @@ use crate::report::{
 };
 use crate::startup::{OpenedWorkers, StartingWorker, WorkerEnd, await_opened, join, rings};
 use crate::sum::Sum;
-use crate::tap::{TapGuard, TapStream};
+use crate::tap::{Lost, TapGuard, TapStream};
 use crate::worker::{self, MakeMemory, WorkerSetup};
 
 const TAP_QUEUE: usize = 4096;
@@ -529,7 +529,7 @@ impl Dataplane {
         filter.port.map_or(Ok(()), |port| self.check_port(port))?;
         let guard = TapGuard::take(&self.shared).ok_or(TapError::Full { max: TAPS_MAX })?;
         let (to, from) = bounded(depth);
-        let lost = Arc::new(AtomicU64::new(0));
+        let lost = Arc::<Lost>::default();
         for worker in &self.shared.workers {
             let subscriber = Subscriber {
                 id: guard.id,

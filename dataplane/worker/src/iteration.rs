@@ -433,7 +433,10 @@ impl<M: Memory> Worker<M> {
                 Sink::Traces(to) => forward(to, || engine.taps.pop_trace(*id)),
                 Sink::Captured(to, _) => forward(to, || engine.taps.pop_captured(*id)),
             };
-            lost.fetch_add(full + engine.taps.take_lost(*id), Ordering::Release);
+            lost.skipped
+                .fetch_add(engine.taps.take_skipped(*id), Ordering::Relaxed);
+            lost.full
+                .fetch_add(full + engine.taps.take_lost(*id), Ordering::Release);
             let active = engine.taps.left(*id) > 0;
             if !active {
                 engine.taps.disarm(*id);

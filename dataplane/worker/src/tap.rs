@@ -10,12 +10,21 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, TryRecvError};
 use crate::command::Command;
 use crate::control::SharedControl;
 
+/// What workers did not pass on.
+#[derive(Debug, Default)]
+pub(crate) struct Lost {
+    /// As a queue was full. It counts in the requested number.
+    pub(crate) full: AtomicU64,
+    /// Traces for which there was no time.
+    pub(crate) skipped: AtomicU64,
+}
+
 /// Traces or captured frames, in order per worker. The stream ends after the requested number of items, lost ones included, or when
 /// the dataplane stops. Dropping it cancels the subscription.
 pub struct TapStream<T> {
     pub(crate) from: Receiver<T>,
     pub(crate) left: u64,
-    pub(crate) lost: Arc<AtomicU64>,
+    pub(crate) lost: Arc<Lost>,
     pub(crate) _guard: TapGuard,
 }
 
@@ -26,7 +35,7 @@ impl<T> TapStream<T> {
             return Err(RecvTimeoutError::Disconnected);
         }
         // What was queued before these were lost is seen below.
-        let lost = self.lost.load(Ordering::Acquire);
+        let lost = self.lost.full.load(Ordering::Acquire);
         let item = match self.from.try_recv() {
             Ok(item) => item,
             // Workers that have not matched as many stay subscribed.
@@ -37,9 +46,9 @@ impl<T> TapStream<T> {
         Ok(item)
     }
 
-    /// The number of items lost because a queue was full.
+    /// The number of items lost because a queue was full, or because a worker had no time for more traces.
     pub fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
+        self.lost.full.load(Ordering::Relaxed) + self.lost.skipped.load(Ordering::Relaxed)
     }
 
     /// The number of items ready to be read.

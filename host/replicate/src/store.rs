@@ -59,7 +59,7 @@ impl Store {
         let bytes = bytes.unwrap_or(found);
         if found > 0 && found != bytes {
             return Err(bad(format!(
-                "it has {found} bytes, and {bytes} are to be served: leave the size out to serve all of it, or name another file"
+                "it has {found} bytes, and {bytes} are to be served: leave the size out to serve all of it, name another file, or remove it if a start was cut off"
             )));
         }
         if bytes == 0 {

@@ -1,6 +1,7 @@
 //! `castnet-lab bench`: all collectives over a range of sizes, in the network, between hosts, and by other programs.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use castnet_comm::machine::Collective;
 use castnet_comm::{CommPath, DataType, Fallback, Operation};
@@ -8,8 +9,9 @@ use castnet_commands::Stop;
 use castnet_commands::collective::{
     Call, Caller, Callers, Calls, HowArgs, Measure, RankArgs, Sizes, each_rank, failure, wrong_elements,
 };
-use castnet_console::exit::{Outcome, cannot_write_flag};
+use castnet_console::exit::{Outcome, cannot_write_flag, first_failure, interrupted};
 use castnet_console::output::{Output, remark, write_stdout};
+use castnet_console::service::is_stopped;
 use castnet_console::units::{Span, positive_span};
 use castnet_console::{files, plot};
 use clap::{Args, ValueEnum};
@@ -22,6 +24,9 @@ const HOSTS_SUFFIX: &str = "-hosts";
 
 /// Barriers before the first measurement. Until threads have settled on their cores, calls take up to five times as long.
 const SETTLING: u32 = 500;
+
+/// Ctrl-C may end another program before this one has noted it.
+const SIGNAL_NOTED: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "What is measured (the same at all ranks)")]
@@ -187,13 +192,19 @@ fn run_rank(rank: &RankArgs, what: &BenchArgs, how: &HowArgs, output: Output, st
     if !is_first {
         return wrong_elements(sides.wrong());
     }
-    let mut ran: Outcome = Ok(());
+    let mut ran: Vec<Outcome> = Vec::new();
     for (side, beside) in (count..).zip(&what.beside) {
+        // The flag of this command is also set if another rank fails.
+        if is_stopped() {
+            ran.push(Err(interrupted()));
+            break;
+        }
         remark(&format!("measuring {}", beside.label));
         let rows = match beside.run(what.budget.0, &calls) {
             Ok(rows) => rows,
             Err(failure) => {
-                ran = ran.and(Err(failure));
+                ran.push(Err(failure));
+                std::thread::sleep(SIGNAL_NOTED);
                 continue;
             }
         };
@@ -209,11 +220,8 @@ fn run_rank(rank: &RankArgs, what: &BenchArgs, how: &HowArgs, output: Output, st
     }
     let written = what.json.as_ref().map_or(Ok(()), |file| sides.write(file));
     let drawn = what.svg.as_ref().map_or(Ok(()), |file| sides.draw(file));
-    wrong_elements(sides.wrong())
-        .and(ran)
-        .and(written)
-        .and(drawn)
-        .and(shown)
+    let ends = [wrong_elements(sides.wrong())].into_iter().chain(ran);
+    first_failure(ends.chain([written, drawn, shown]))
 }
 
 impl BenchArgs {

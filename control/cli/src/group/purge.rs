@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_console::api;
 use castnet_console::columns;
-use castnet_console::exit::{Failure, Outcome};
+use castnet_console::exit::{Failure, Kind, Outcome};
 use castnet_console::output::{Output, Page, Report};
 use serde::Serialize;
 
@@ -27,9 +27,9 @@ pub(super) fn owner(text: &str) -> Result<String, String> {
 #[derive(Debug, Serialize)]
 struct Purged {
     owner: String,
-    /// Names of its groups.
+    /// Names of its groups: of those that were removed, or would be.
     groups: Vec<String>,
-    /// False: nothing was removed yet.
+    /// False: nothing was removed.
     removed: bool,
     /// Further groups, which the switch may still have.
     unfinished: Vec<NotRemoved>,
@@ -42,7 +42,7 @@ struct NotRemoved {
 }
 
 impl Purged {
-    /// By the groups of `owner`, and how their removal ended. Fails if the switch may still have some.
+    /// From the groups of `owner`, and how the removal of each ended. Fails if the switch may still have some.
     fn conclude(owner: String, ends: Vec<(String, Outcome)>) -> (Self, Outcome) {
         let (mut groups, mut unfinished, mut verdict) = (Vec::new(), Vec::new(), Ok(()));
         for (group, end) in ends {
@@ -60,8 +60,8 @@ impl Purged {
         let verdict = verdict.map_err(|failure: Failure| failure.while_doing(left));
         let report = Self {
             owner,
+            removed: !groups.is_empty(),
             groups,
-            removed: true,
             unfinished,
         };
         (report, verdict)
@@ -72,7 +72,7 @@ impl Report for Purged {
     fn page(&self, page: &mut Page) {
         let names = self.groups.join(", ");
         match self.removed {
-            true if names.is_empty() => {}
+            _ if names.is_empty() => {}
             true => page.line(format!("removed from the switch: {names}")),
             false => page.line(format!(
                 "these groups of {} would be removed from the switch, and their traffic would end: {names}\n{WITH_YES}",
@@ -120,8 +120,16 @@ pub(super) async fn at_switch(
             unfinished: Vec::new(),
         });
     }
-    let mut ends = Vec::new();
+    let mut ends: Vec<(String, Outcome)> = Vec::new();
     for rule in rules {
+        // Each further call would wait as long for a connection.
+        if let Some((_, Err(failure))) = ends.last()
+            && failure.kind == Kind::Unreachable
+        {
+            let same = Err(failure.clone());
+            ends.push((rule.name, same));
+            continue;
+        }
         let request = api::RemoveGroupRequest {
             mcst_id: rule.mcst_id,
             owner: Some(owner.clone()),
@@ -296,6 +304,12 @@ mod tests {
             (failure.code(), failure.what.as_str()),
             (4, "the switch may still have b, d: no answer")
         );
+        assert!(report.removed);
+        let (report, _) = Purged::conclude("us".to_owned(), vec![("a".to_owned(), lost())]);
+        let mut page = Page::default();
+        report.page(&mut page);
+        assert_eq!(page.text(), "group a may still be there: no answer\n");
+        assert!(!report.removed);
     }
 
     #[test]

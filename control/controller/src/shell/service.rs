@@ -365,12 +365,17 @@ impl Controller for Service {
     async fn get_group(&self, request: Request<v1::GetGroupRequest>) -> Answer<v1::Group> {
         let caller = Caller::of(&request)?;
         let name = &request.get_ref().group;
-        // A large group takes a while under the lock.
-        let _turn = match caller.role {
+        // A large group takes a while under the lock. The store is waited for without a turn.
+        let mut turn = match caller.role {
             Role::Host => Some(self.shared.views.in_turn(caller.identity()).await),
             _ => None,
         };
-        self.read(|core| core.seen_by(&caller, name)).await
+        self.read(|core| {
+            let seen = core.seen_by(&caller, name);
+            turn.take();
+            seen
+        })
+        .await
     }
 
     async fn list_groups(

@@ -400,16 +400,6 @@ impl Facts {
         Some(End::port(name.clone(), number))
     }
 
-    /// Whether what LLDP says at this port is believed: with a file, where that has a switch. A host could say that it is one.
-    pub(crate) fn believes_lldp(&self, switch: &str, port: u8) -> bool {
-        self.file.as_ref().is_none_or(|file| {
-            let link = file
-                .link_at(&End::port(switch, port))
-                .and_then(|id| file.link(id));
-            link.is_some_and(|link| matches!(link.far(switch), End::Switch { .. }))
-        })
-    }
-
     /// The ports that lead to other switches. The report of one end is enough: a restarted switch sees all hosts behind
     /// its neighbours before it receives their next LLDP frame.
     fn inner_ports(&self) -> BTreeSet<(&str, u8)> {
@@ -418,10 +408,12 @@ impl Facts {
             for neighbour in &report.neighbours {
                 if let Who::Switch { name, .. } = &neighbour.who
                     && let Some((far, _)) = self.switches.get_key_value(name)
-                    && self.believes_lldp(switch, neighbour.port)
+                    && self.believes_lldp(switch, neighbour)
                 {
                     inner.insert((switch.as_str(), neighbour.port));
-                    if let Some(End::Switch { port, .. }) = self.far_end(neighbour) {
+                    if let Some(End::Switch { port, .. }) = self.far_end(neighbour)
+                        && !self.has_host(far, port)
+                    {
                         inner.insert((far.as_str(), port));
                     }
                 }
@@ -440,6 +432,15 @@ impl Facts {
             }
         }
         inner
+    }
+
+    /// Whether the file has a host at the port.
+    fn has_host(&self, switch: &str, port: u8) -> bool {
+        self.file.as_ref().is_some_and(|file| {
+            let link = file.link_at(&End::port(switch, port));
+            let far = link.and_then(|id| Some(file.link(id)?.far(switch)));
+            matches!(far, Some(End::Host(_)))
+        })
     }
 
     /// Adds a link with the least MTU of its ends, up if both are. One that contradicts a known link is ignored: the

@@ -45,7 +45,7 @@ impl Signs {
             // A host may say any name.
             if let Who::Switch { name, .. } = &neighbour.who
                 && facts.knows_switch(name)
-                && facts.believes_lldp(by, neighbour.port)
+                && facts.believes_lldp(by, neighbour)
             {
                 let age = Duration::from_nanos(neighbour.age_ns);
                 let at = now.checked_sub(age).unwrap_or(now);
@@ -84,7 +84,7 @@ impl Signs {
                 let is_it =
                     |n: &NeighbourReport| matches!(&n.who, Who::Switch { name, .. } if name == switch);
                 let all = &mut report.neighbours.iter();
-                Some(all.any(|n| is_it(n) && facts.believes_lldp(by, n.port)))
+                Some(all.any(|n| is_it(n) && facts.believes_lldp(by, n)))
             }
             // It may have heard it since.
             _ => None,
@@ -120,6 +120,7 @@ mod tests {
     use castnet_topology::{End, Topology};
 
     use super::*;
+    use crate::state::fabric::PortReport;
 
     fn hears(names: &[(&str, u64)]) -> SwitchReport {
         let neighbours = names.iter().map(|(name, age_secs)| NeighbourReport {
@@ -213,20 +214,36 @@ mod tests {
         file.add_host("h", None, None).unwrap();
         file.connect(End::port("a", 0), End::port("s", 0), 1500).unwrap();
         file.connect(End::port("a", 1), End::host("h"), 1500).unwrap();
-        let facts = Facts::new(Some(file), ["a", "s"].map(String::from), []);
-        assert_eq!(
-            [0, 1, 2].map(|port| facts.believes_lldp("a", port)),
-            [true, false, false]
-        );
+        let mut facts = Facts::new(Some(file), ["a", "s"].map(String::from), []);
         let (mut signs, now) = (Signs::default(), Instant::now());
-        let mut forged = hears(&[("s", 0)]);
-        forged.neighbours[0].port = 1;
-        for report in [forged, hears(&[("nobody", 0)])] {
+        let at = |port| {
+            let mut report = hears(&[("s", 0)]);
+            report.neighbours[0].port = port;
+            report
+        };
+        for report in [at(1), at(2), hears(&[("nobody", 0)])] {
             signs.report(&facts, "a", &report, now);
         }
         assert!(signs.heard.is_empty(), "{signs:?}");
-        signs.report(&facts, "a", &hears(&[("s", 0)]), now);
+        signs.report(&facts, "a", &at(0), now);
         assert_eq!(signs.heard.len(), 1);
+        // A port that the file has not: the other end must hear it, too.
+        for (switch, far) in [("a", "s"), ("s", "a")] {
+            let (_, report) = facts.switches.entry(switch.into()).or_default();
+            let port = PortReport {
+                name: "p".into(),
+                mac: [2; 6],
+                mtu: 1500,
+                up: true,
+            };
+            report.ports = BTreeMap::from([(5, port)]);
+            report.neighbours = hears(&[(far, 0)]).neighbours;
+            report.neighbours[0].port = 5;
+        }
+        let heard = |facts: &Facts| facts.believes_lldp("a", &facts.switches["a"].1.neighbours[0]);
+        assert!(heard(&facts));
+        facts.switches.get_mut("s").unwrap().1.neighbours.clear();
+        assert!(!heard(&facts));
     }
 
     #[test]

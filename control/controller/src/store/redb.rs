@@ -47,18 +47,31 @@ pub struct RedbStore(Arc<File>);
 #[derive(Debug)]
 struct File {
     path: PathBuf,
-    /// Device and inode of the file that was opened.
-    identity: (u64, u64),
     /// Locked during a commit, so that closing waits for it.
     state: Mutex<State>,
 }
 
+/// Device and inode of a file.
+type Identity = (u64, u64);
+
 #[derive(Debug)]
 enum State {
-    Open(Database),
-    /// To be opened again. These entries get their values back.
+    Open(Database, Identity),
+    /// To be opened again, whichever file has the name then. These entries get their values back.
     Failed(Before),
-    Closed,
+    /// That of the file that was open, if one was.
+    Closed(Option<Identity>),
+}
+
+impl State {
+    /// That of the file which is to be opened again; `None`: of any.
+    fn identity(&self) -> Option<Identity> {
+        match self {
+            Self::Open(_, identity) => Some(*identity),
+            Self::Failed(_) => None,
+            Self::Closed(identity) => *identity,
+        }
+    }
 }
 
 /// Entries as they were before a commit; `None`: they did not exist.
@@ -88,20 +101,21 @@ impl RedbStore {
             }
             None => file.create()?,
         };
-        file.identity = identity;
-        *file.state.get_mut() = State::Open(database);
+        *file.state.get_mut() = State::Open(database, identity);
         Ok(Self(Arc::new(file)))
     }
 
     /// Whether this store could be opened again. One that was moved away would be replaced by an empty one, or by what stands there now.
     ///
     /// # Errors
-    /// The file is not there any more, or cannot be written.
+    /// The file is not there any more, another file has its name, or it cannot be written.
     pub fn check_there(&self) -> Result<(), StoreError> {
         let file = &self.0;
+        let opened = file.state.lock().identity();
         file.attempt(None, || {
             let there = OpenOptions::new().write(true).open(&file.path)?;
-            match identity(&there.metadata()?) == file.identity {
+            let there = identity(&there.metadata()?);
+            match opened.is_none_or(|opened| opened == there) {
                 true => Ok(()),
                 false => Err(io::Error::other(
                     "another file stands there now: put back that of this controller, or restart it with the new one",
@@ -170,7 +184,11 @@ impl Store for RedbStore {
     async fn close(&self) -> Result<(), StoreError> {
         let file = self.0.clone();
         // Closed in either case: the thread ends early only with the runtime.
-        let _ = tokio::task::spawn_blocking(move || *file.state.lock() = State::Closed).await;
+        let closing = tokio::task::spawn_blocking(move || {
+            let mut state = file.state.lock();
+            *state = State::Closed(state.identity());
+        });
+        let _ = closing.await;
         Ok(())
     }
 }
@@ -204,8 +222,7 @@ fn place(part: &Path, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Device and inode.
-fn identity(file: &Metadata) -> (u64, u64) {
+fn identity(file: &Metadata) -> Identity {
     (file.dev(), file.ino())
 }
 
@@ -213,8 +230,7 @@ impl File {
     fn closed(path: &Path) -> Self {
         Self {
             path: path.into(),
-            identity: (0, 0),
-            state: Mutex::new(State::Closed),
+            state: Mutex::new(State::Closed(None)),
         }
     }
 
@@ -224,7 +240,7 @@ impl File {
 
     /// A new store, for this user only: groups have keys of their members' memory. It is complete before it has its name: one that a full
     /// disk or a kill has cut off would be a file that is no store.
-    fn create(&self) -> Result<(Database, (u64, u64)), StoreError> {
+    fn create(&self) -> Result<(Database, Identity), StoreError> {
         let (part, new) = self.attempt(None, || {
             let mut options = OpenOptions::new();
             Ok(part_file::create(&self.path, options.read(true).mode(0o600))?)
@@ -270,17 +286,17 @@ impl File {
     ) -> Result<T, StoreError> {
         let mut state = self.state.lock();
         // Stays so if `act` panics: then the database is dropped.
-        let database = match std::mem::replace(&mut *state, State::Failed(Before::new())) {
-            State::Open(database) => database,
+        let (database, identity) = match std::mem::replace(&mut *state, State::Failed(Before::new())) {
+            State::Open(database, identity) => (database, identity),
             State::Failed(before) => match self.reopen(&before) {
-                Ok(database) => database,
+                Ok(opened) => opened,
                 Err(error) => {
                     *state = State::Failed(before);
                     return Err(error);
                 }
             },
-            State::Closed => {
-                *state = State::Closed;
+            State::Closed(identity) => {
+                *state = State::Closed(identity);
                 return Err(StoreError::Closed { store: self.name() });
             }
         };
@@ -288,14 +304,15 @@ impl File {
         let done = act(self, &database, &mut before);
         *state = match done {
             Err(StoreError::Failed { .. }) => State::Failed(before),
-            _ => State::Open(database),
+            _ => State::Open(database, identity),
         };
         done
     }
 
-    fn reopen(&self, before: &Before) -> Result<Database, StoreError> {
+    fn reopen(&self, before: &Before) -> Result<(Database, Identity), StoreError> {
         self.attempt(None, || {
             let database = Database::open(&self.path)?;
+            let identity = identity(&std::fs::metadata(&self.path)?);
             let transaction = database.begin_write()?;
             let mut is_changed = false;
             for (key, value) in before {
@@ -313,7 +330,7 @@ impl File {
                 true => transaction.commit()?,
                 false => transaction.abort()?,
             }
-            Ok(database)
+            Ok((database, identity))
         })
     }
 
@@ -492,7 +509,7 @@ fn advice(error: &redb::Error) -> &'static str {
         ErrorKind::AlreadyExists => {
             ": where a link leads nowhere, give the path that it leads to; where another controller was faster, start again"
         }
-        // It says it itself.
+        // The error has its own advice.
         ErrorKind::Other => "",
         _ => ": check its disk",
     }
@@ -646,6 +663,28 @@ mod tests {
             }
         }
         assert!(read.iter().all(|n| *n > 10), "most bytes are of values: {read:?}");
+    }
+
+    /// As an operator does after a full disk: to a larger one, with a link to it.
+    #[tokio::test]
+    async fn a_store_that_was_moved_after_a_failure_is_known_at_its_new_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, larger] = ["c.redb", "larger.redb"].map(|name| folder.path().join(name));
+        let store = RedbStore::open(&path).unwrap();
+        let failed = store.blocking(|_, _, _| -> Result<(), StoreError> { panic!("a fault in redb") });
+        assert!(matches!(failed.await, Err(StoreError::Failed { .. })));
+        std::fs::copy(&path, &larger).unwrap();
+        // The old inode is not given to another file.
+        std::fs::rename(&path, folder.path().join("old")).unwrap();
+        std::os::unix::fs::symlink(&larger, &path).unwrap();
+        store.check_there().unwrap();
+        store.load().await.unwrap();
+        store.check_there().unwrap();
+        std::fs::rename(folder.path().join("old"), &path).unwrap();
+        let error = store.check_there().unwrap_err().to_string();
+        assert!(error.contains("another file stands there now"), "{error}");
+        store.close().await.unwrap();
+        assert!(store.check_there().is_err(), "it is still another one");
     }
 
     #[tokio::test]

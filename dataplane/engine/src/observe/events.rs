@@ -152,7 +152,8 @@ pub enum EventKind {
 
 /// Rate limit for each port: a burst of 16, then one each 250 ms.
 const NEIGHBOURS: Limit = Limit::new(16, Nanos::from_millis(250));
-/// The same for stalls, of all groups that wait for somebody at the port: a burst of 256, then one each 4 ms.
+/// The same for stalls of collective groups that wait for somebody at the port: a burst of 256, then one each 4 ms. Those of paths of multicast
+/// groups have no such limit: a receiver is put out because of them.
 const STALLS: Limit = Limit::new(256, Nanos::from_millis(4));
 
 /// If it is full, further events are only counted. Any host can cause neighbour events at the speed of its link, and stalls in as many groups

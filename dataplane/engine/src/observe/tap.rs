@@ -113,8 +113,10 @@ pub struct Captured {
 struct Subscription {
     filter: FrameFilter,
     left: u64,
-    /// Frames lost because its queue was full, or because an iteration had recorded enough, since last read.
+    /// Frames lost because its queue was full, since last read.
     lost: u64,
+    /// Frames that it wants and that were not recorded, since last read.
+    skipped: u64,
     /// Steps and frames that this iteration has recorded, by the port of their frame.
     recorded: [usize; PortId::COUNT],
 }
@@ -283,6 +285,7 @@ impl Taps {
             filter,
             left,
             lost: 0,
+            skipped: 0,
             recorded: [0; PortId::COUNT],
         };
         self.all.push(Tap {
@@ -366,7 +369,16 @@ impl Taps {
         }
     }
 
-    /// Frames lost since the last call: the subscriber's queue was full, or they were more traces than an iteration has time for.
+    /// Traces left out since the last call, as the iterations had no time for more. They do not count in what the subscriber wants.
+    pub fn take_skipped(&mut self, id: TapId) -> u64 {
+        let skipped = self
+            .find(id)
+            .map_or(0, |tap| std::mem::take(&mut tap.subscription.skipped));
+        self.lost += skipped;
+        skipped
+    }
+
+    /// Frames lost since the last call because the subscriber's queue was full.
     pub fn take_lost(&mut self, id: TapId) -> u64 {
         let lost = self
             .find(id)
@@ -375,7 +387,7 @@ impl Taps {
         lost
     }
 
-    /// The sum of all values that [`Taps::take_lost`] has returned.
+    /// The sum of all values that [`Taps::take_lost`] and [`Taps::take_skipped`] have returned.
     pub fn lost(&self) -> u64 {
         self.lost
     }
@@ -403,12 +415,11 @@ impl Taps {
         }
     }
 
-    /// Counts a frame that was not recorded, for those who want its trace.
-    fn lose_trace(&mut self, ingress: PortId, group: Option<McstId>, seen: Seen, addresses: Addresses) {
+    /// Counts a frame that was not recorded, for those who want its trace. They get a later one in its place.
+    fn skip_trace(&mut self, ingress: PortId, group: Option<McstId>, seen: Seen, addresses: Addresses) {
         for tap in self.all.iter_mut().filter(|tap| tap.is_trace()) {
             if tap.subscription.wants(ingress, group, seen, || addresses) {
-                tap.subscription.left -= 1;
-                tap.subscription.lost += 1;
+                tap.subscription.skipped += 1;
             }
         }
     }
@@ -541,7 +552,7 @@ impl Watch {
                     self.taps.count_recorded(ingress, addresses, steps);
                     self.taps.take_trace(trace, seen, addresses);
                 }
-                None => self.taps.lose_trace(ingress, group, seen, addresses),
+                None => self.taps.skip_trace(ingress, group, seen, addresses),
             }
         }
         self.finish()

@@ -626,7 +626,6 @@ fn what_is_wrong_with_a_lab_is_named() -> Result<()> {
         ("up", &["pods", "tree"], "takes one of"),
         ("model", &["0"], "not \"0\""),
         ("bench", &["--mpi"], "netns.sh up"),
-        ("down", &[], format!("no lab {}", lab.name).as_str()),
     ] {
         let out = lab.command(verb, flags).output()?;
         let text = String::from_utf8_lossy(&out.stderr);
@@ -635,8 +634,16 @@ fn what_is_wrong_with_a_lab_is_named() -> Result<()> {
             "{verb} {flags:?}: {text}"
         );
     }
+    // It can be repeated.
+    let out = lab.run("down", &[])?;
+    let text = String::from_utf8_lossy(&out.stderr);
+    ensure!(
+        out.stdout.is_empty() && text.contains(&format!("no lab {}", lab.name)),
+        "{out:?}"
+    );
+    // Without the refusal, this verb would do no harm to a service of this machine.
     for service in ["switch", "controller"] {
-        let out = lab.command("down", &[]).env("LAB", service).output()?;
+        let out = lab.command("status", &[]).env("LAB", service).output()?;
         let text = String::from_utf8_lossy(&out.stderr);
         ensure!(
             !out.status.success() && text.contains("the folder of a service"),

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use castnet_console::exit::{Failure, Outcome};
+use castnet_console::exit::{Failure, Outcome, cannot_write_flag, first_failure};
 use castnet_console::output::Output;
 use castnet_console::plot;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -45,14 +45,28 @@ fn chosen<F: Figure>() -> impl TypedValueParser<Value = Chosen<F>> {
 }
 
 impl<F: Figure> FigureArgs<F> {
-    /// Runs each figure once, in order, and prints the reports.
+    /// Runs each figure once, in order, and prints the reports. A plot that could not be written is found before. Each figure has one.
     pub(crate) fn run(self, output: Output, run: impl Fn(F) -> Result<FigureReport, Failed>) -> Outcome {
         let mut figures: Vec<F> = self.figures.into_iter().flat_map(|chosen| chosen.0).collect();
         figures.sort_unstable();
         figures.dedup();
+        if let Some(svg) = &self.svg {
+            let values = figures.iter().filter_map(F::to_possible_value);
+            let names: Vec<String> = values.map(|value| value.get_name().to_owned()).collect();
+            check(svg, &names)?;
+        }
         let reports: Result<Vec<_>, _> = figures.into_iter().map(run).collect();
         Reports::of(reports.map_err(Failure::failed)?).show(self.svg, output)
     }
+}
+
+/// Fails if a plot of one of these figures could not be written now.
+pub(crate) fn check(svg: &Path, names: &[impl AsRef<str>]) -> Outcome {
+    for name in names {
+        let file = plot_file(svg, name.as_ref(), names.len() == 1);
+        plot::check(&file).map_err(|error| cannot_write_flag("--svg", &file, &error))?;
+    }
+    Ok(())
 }
 
 impl Reports {
@@ -67,20 +81,29 @@ impl Reports {
         output.conclude(&self, drawn)
     }
 
-    fn draw(&mut self, file: &Path) -> Outcome {
+    /// Draws all, also after one that cannot be drawn.
+    fn draw(&mut self, svg: &Path) -> Outcome {
         let drawn = |figure: &&FigureReport| !figure.plot.panels.is_empty();
         let is_one = self.figures.iter().filter(drawn).count() == 1;
+        let mut ends: Vec<Outcome> = Vec::new();
         for figure in self.figures.iter().filter(drawn) {
-            let file = if is_one {
-                file.to_owned()
-            } else {
-                beside(file, figure.name)
-            };
+            let file = plot_file(svg, figure.name, is_one);
             let Plot { axes, panels } = &figure.plot;
-            plot::write(&file, *axes, panels)?;
-            self.plots.push(file.display().to_string());
+            let end = plot::write(&file, *axes, panels);
+            if end.is_ok() {
+                self.plots.push(file.display().to_string());
+            }
+            ends.push(end);
         }
-        Ok(())
+        first_failure(ends)
+    }
+}
+
+/// The plot of a figure. That of the only one has the name that was given.
+fn plot_file(svg: &Path, name: &str, is_one: bool) -> PathBuf {
+    match is_one {
+        true => svg.to_owned(),
+        false => beside(svg, name),
     }
 }
 

@@ -16,7 +16,14 @@ fn what_was_measured_outlives_a_full_disk_and_a_faulty_program() {
     let folder = tempfile::tempdir().expect("a folder");
     let [json, svg] = ["all.json", "all.svg"].map(|name| folder.path().join(name));
     let [json_file, svg_file] = [&json, &svg].map(|path| path.display().to_string());
-    let faulty = ["--beside", "faulty=exit 3", "--beside", "silent=true"];
+    let faulty = [
+        "--beside",
+        "faulty=exit 3",
+        "--beside",
+        "silent=true",
+        "--beside",
+        "broken=exit 4",
+    ];
     let files = ["--json", &json_file, "--svg", &svg_file];
     // The second one replaces the files of the first one.
     for _ in 0..2 {
@@ -25,10 +32,30 @@ fn what_was_measured_outlives_a_full_disk_and_a_faulty_program() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains("error: --beside faulty: exit 3"), "{said}");
+        for further in ["also: --beside broken: exit 4", "also: No space left"] {
+            assert!(said.contains(further), "{said}");
+        }
         let rows = fs::read_to_string(&json).expect("rows");
         assert!(rows.contains("\"collective\":\"allreduce\""), "{rows}");
         assert!(fs::read_to_string(&svg).expect("a plot").starts_with("<svg"));
     }
+}
+
+#[test]
+fn after_a_signal_no_further_program_runs_and_what_was_measured_is_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [json, next] = ["all.json", "next"].map(|name| folder.path().join(name));
+    let json_file = json.display().to_string();
+    let touch = format!("next=touch {}", next.display());
+    let stopped = "stopped=kill -INT $PPID; exit 3";
+    let programs = ["--beside", stopped, "--beside", &touch];
+    let output = bench(Stdio::piped(), &[&programs[..], &["--json", &json_file]].concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("also: stopped by a signal"), "{said}");
+    assert!(!next.exists(), "{said}");
+    let rows = fs::read_to_string(&json).expect("rows");
+    assert!(rows.contains("\"collective\":\"allreduce\""), "{rows}");
 }
 
 #[test]

@@ -146,21 +146,25 @@ fn plots_are_written() {
 }
 
 #[test]
-fn a_plot_that_cannot_be_written_is_an_error_behind_the_tables() {
+fn a_plot_that_cannot_be_written_is_an_error_and_the_others_are_drawn() {
     let folder = tempfile::tempdir().expect("a folder");
     let plot = folder.path().join("table-25.svg");
     let epic = |plots: &Path| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_castnet-lab"));
-        command.args(["sim", "epic", "--quick", "--table", "25", "--plots"]);
+        command.args([
+            "sim", "epic", "--quick", "--table", "25", "--table", "26", "--plots",
+        ]);
         let output = command.arg(plots).output().expect("it starts");
         (output.status.code(), output.stdout.is_empty())
     };
     std::fs::write(&plot, "precious").expect("written");
-    assert_eq!(epic(folder.path()), (Some(1), false));
+    // A file that nothing is written over is found before the tables.
+    assert_eq!(epic(folder.path()), (Some(2), true));
     assert_eq!(std::fs::read(&plot).expect("a file"), b"precious");
     std::fs::remove_file(&plot).expect("removed");
     std::os::unix::fs::symlink("/dev/full", &plot).expect("a link");
     assert_eq!(epic(folder.path()), (Some(1), false));
-    // A folder that cannot be made is found before the tables.
+    assert!(folder.path().join("table-26.svg").exists());
+    // So is a folder that cannot be made.
     assert_eq!(epic(Path::new("/dev/null/plots")), (Some(2), true));
 }

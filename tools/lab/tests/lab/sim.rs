@@ -76,16 +76,50 @@ fn each_figure_has_numbers_and_a_plot(paper: &str, count: usize) {
 
 #[test]
 fn a_plot_that_cannot_be_written_is_an_error_behind_the_table() {
-    for svg in ["/nowhere/fig8.svg", "/dev/full"] {
-        let run = sim(&["fig8", "--quick", "--svg", svg]).code(1);
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let (table, error) = (text(&run.get_output().stdout), text(&run.get_output().stderr));
-        assert!(table.contains("HEADLINE") && !table.contains("Drawn"), "{table}");
+    let run = sim(&["fig8", "--quick", "--svg", "/dev/full"]).code(1);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (table, error) = (text(&run.get_output().stdout), text(&run.get_output().stderr));
+    assert!(table.contains("HEADLINE") && !table.contains("Drawn"), "{table}");
+    assert!(error.starts_with("error: cannot write /dev/full: "), "{error}");
+}
+
+#[test]
+fn a_plot_whose_file_cannot_be_written_is_found_before_the_simulation() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let [notes, all, of_fig9] = ["notes.svg", "all.svg", "all-fig9.svg"].map(at);
+    for file in [&notes, &of_fig9] {
+        std::fs::write(file, "precious").expect("written");
+    }
+    let two: &[&str] = &["fig8", "fig9"];
+    for (paper, figures, svg, named) in [
+        ("cepheus", &two[..1], "/nowhere/fig8.svg", "/nowhere/fig8.svg"),
+        ("cepheus", &two[..1], notes.as_str(), notes.as_str()),
+        ("cepheus", two, all.as_str(), of_fig9.as_str()),
+        ("shufflecast", &["reach"], notes.as_str(), notes.as_str()),
+    ] {
+        let run = run(paper, &[figures, &["--quick", "--svg", svg]].concat()).code(2);
+        let error = String::from_utf8_lossy(&run.get_output().stderr).into_owned();
+        assert!(run.get_output().stdout.is_empty(), "{paper} {svg}");
         assert!(
-            error.starts_with(&format!("error: cannot write {svg}: ")),
+            error.starts_with(&format!("error: cannot write --svg {named}: ")),
             "{error}"
         );
     }
+    for file in [&notes, &of_fig9] {
+        assert_eq!(std::fs::read(file).expect("a file"), b"precious");
+    }
+}
+
+#[test]
+fn a_plot_that_cannot_be_written_keeps_no_other_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    std::os::unix::fs::symlink("/dev/full", at("all-fig8.svg")).expect("a link");
+    let svg = at("all.svg").display().to_string();
+    sim(&["fig8", "fig9", "--quick", "--svg", &svg]).code(1);
+    let drawn = std::fs::read_to_string(at("all-fig9.svg")).expect("a plot");
+    assert!(drawn.starts_with("<svg"));
 }
 
 #[test]

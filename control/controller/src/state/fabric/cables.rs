@@ -1,6 +1,6 @@
 //! Cables that are not as the topology file has them.
 
-use castnet_topology::{End, Splitter, SwitchKind};
+use castnet_topology::{End, Splitter, SwitchKind, Topology};
 
 use super::{Facts, NeighbourReport, Reach};
 
@@ -16,13 +16,8 @@ impl Facts {
             let near = End::port(switch, neighbour.port);
             let link = file.link_at(&near).and_then(|id| file.link(id));
             let filed = link.map(|link| if link.a == near { &link.b } else { &link.a });
-            let is_of_splitter = |from: &End, to: &End| {
-                let mut splitters = file.splitters().iter();
-                splitters.any(|Splitter { from: tor, links }| {
-                    let mut links = links.iter();
-                    links.any(|(port, far)| far == to && End::port(tor, *port) == *from)
-                })
-            };
+            let is_of_splitter =
+                |from: &End, to: &End| splitter_links(file).any(|(near, far)| near == *from && far == to);
             let expected = match filed {
                 Some(filed) if *filed == seen => return None,
                 None if is_of_splitter(&near, &seen) || is_of_splitter(&seen, &near) => return None,
@@ -46,6 +41,31 @@ impl Facts {
         report.neighbours.iter().filter_map(wrong).collect()
     }
 
+    /// Whether what LLDP says at a port is believed; a host could say that it is a switch. With a file it is where that has a switch or a splitter,
+    /// and where it has nothing, if the other switch hears this port in return.
+    pub(crate) fn believes_lldp(&self, switch: &str, neighbour: &NeighbourReport) -> bool {
+        let Some(file) = &self.file else { return true };
+        let near = End::port(switch, neighbour.port);
+        match file.link_at(&near).and_then(|id| file.link(id)) {
+            Some(link) => matches!(link.far(switch), End::Switch { .. }),
+            None => {
+                splitter_links(file).any(|(from, to)| from == near || *to == near)
+                    || self.is_heard(&near, neighbour)
+            }
+        }
+    }
+
+    /// Whether the port that a neighbour says it is hears this one.
+    fn is_heard(&self, near: &End, neighbour: &NeighbourReport) -> bool {
+        let Some(End::Switch { switch, port }) = self.far_end(neighbour) else {
+            return false;
+        };
+        self.switches.get(&switch).is_some_and(|(_, report)| {
+            let mut at_port = report.neighbours.iter().filter(|n| n.port == port);
+            at_port.any(|n| self.far_end(n).as_ref() == Some(near))
+        })
+    }
+
     /// The name of a port, or its number.
     fn port_name(&self, switch: &str, port: u8) -> String {
         let said = self
@@ -56,9 +76,17 @@ impl Facts {
     }
 }
 
+/// The ends of each link of a splitter.
+fn splitter_links(file: &Topology) -> impl Iterator<Item = (End, &End)> {
+    file.splitters().iter().flat_map(|Splitter { from, links }| {
+        let links = links.iter();
+        links.map(move |(port, far)| (End::port(from, *port), far))
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use castnet_topology::{DEFAULT_MTU, Topology};
+    use castnet_topology::DEFAULT_MTU;
 
     use super::super::tests::facts;
     use super::*;

@@ -8,7 +8,7 @@ use castnet_wire::CoreKind;
 use super::*;
 use crate::config::SwitchConfig;
 use crate::state::core::tests::core;
-use crate::state::fabric::SwitchReport;
+use crate::state::fabric::{NeighbourReport, SwitchReport, Who};
 use crate::state::kinds::multicast::refine::tests::{run, star};
 use crate::store::Stored;
 
@@ -132,4 +132,25 @@ fn a_group_has_its_address_from_the_start() {
     let core = Core::new(core.config.clone(), stored, Instant::now(), Arc::default());
     let wanted = core.wanted_routes("core", None).unwrap();
     assert_eq!(Vec::from_iter(wanted.routes.into_keys()), [own]);
+}
+
+/// Its links are no links of the file. Without them, one whose agent alone is gone would be taken for dead.
+#[test]
+fn a_relay_is_heard_at_the_ports_of_its_splitter() {
+    let (core, _) = shufflecast();
+    let splitter = &core.facts.file.as_ref().unwrap().splitters()[0];
+    let (_, End::Switch { switch, port }) = &splitter.links[0] else {
+        panic!("{splitter:?}")
+    };
+    let mut heard = NeighbourReport {
+        port: *port,
+        age_ns: 0,
+        who: Who::Switch {
+            name: splitter.from.clone(),
+            port: "p".into(),
+        },
+    };
+    assert!(core.facts.believes_lldp(switch, &heard));
+    heard.port = 63;
+    assert!(!core.facts.believes_lldp(switch, &heard));
 }

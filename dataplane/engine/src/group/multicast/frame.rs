@@ -208,7 +208,7 @@ impl Group {
                             since,
                             tries,
                         };
-                        events.stall(now, &self.cold.rule, path.index(), kind);
+                        events.push(now, kind);
                     }
                     Effect::Signal {
                         to,

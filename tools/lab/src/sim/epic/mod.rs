@@ -16,7 +16,7 @@ mod table;
 
 use std::path::PathBuf;
 
-use castnet_console::exit::{Failure, Outcome, cannot_write_flag};
+use castnet_console::exit::{Failure, Outcome, cannot_write_flag, first_failure};
 use castnet_console::output::{Output, Page, Report, remark};
 use clap::Args;
 use serde::Serialize;
@@ -102,15 +102,17 @@ impl EpicCommand {
         }
     }
 
-    /// Runs what the tables need, prints them and draws them. A plot that cannot be drawn is an error behind the tables.
+    /// Runs what the tables need, prints them and draws them. A plot that could not be written is found before; one that cannot be drawn then is an
+    /// error behind the tables.
     pub(crate) fn run(self, output: Output) -> Outcome {
-        if let Some(folder) = &self.plots {
-            let made = std::fs::create_dir_all(folder);
-            made.map_err(|error| cannot_write_flag("--plots", folder, &error))?;
-        }
         let (extent, setting) = (self.extent(), self.setting());
         let mut specs = spec::tables(extent);
         specs.retain(|t| self.tables.is_empty() || self.tables.contains(&t.number));
+        if let Some(folder) = &self.plots {
+            let made = std::fs::create_dir_all(folder);
+            made.map_err(|error| cannot_write_flag("--plots", folder, &error))?;
+            specs.iter().try_for_each(|spec| plot::check(folder, spec))?;
+        }
         let cells = specs.iter().flat_map(|t| &t.rows).flat_map(|r| &r.cells);
         let runs = cells.flat_map(|c| c.samples()).flat_map(|s| s.runs()).collect();
         let jobs = self.jobs.unwrap_or_else(processors);
@@ -120,13 +122,13 @@ impl EpicCommand {
             .map(|spec| Table::new(spec, |run| results.times(run)))
             .collect();
         let mut plots = Vec::new();
-        let drawn: Outcome = self.plots.iter().try_for_each(|folder| {
+        let mut ends: Vec<Outcome> = Vec::new();
+        if let Some(folder) = &self.plots {
             for table in &tables {
-                plots.extend(plot::write(folder, table)?);
+                ends.push(plot::write(folder, table).map(|file| plots.extend(file)));
             }
-            Ok(())
-        });
-        let ended = output.conclude(&self.report(&tables), drawn);
+        }
+        let ended = output.conclude(&self.report(&tables), first_failure(ends));
         for file in plots {
             remark(&format!("drawn: {}", file.display()));
         }

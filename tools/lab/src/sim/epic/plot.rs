@@ -3,18 +3,33 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use castnet_console::exit::{Failure, Outcome};
+use castnet_console::exit::{Failure, Outcome, cannot_write_flag};
 use castnet_console::plot::save;
 use plotters::prelude::*;
 
+use super::spec::TableSpec;
 use super::table::Table;
+
+/// The plot of a table with several columns.
+fn file(folder: &Path, spec: &TableSpec) -> Option<PathBuf> {
+    let name = format!("table-{}.svg", spec.number);
+    (spec.columns.len() > 1).then(|| folder.join(name))
+}
+
+/// Fails if the plot of a table could not be written now.
+pub(crate) fn check(folder: &Path, spec: &TableSpec) -> Outcome {
+    let Some(file) = file(folder, spec) else {
+        return Ok(());
+    };
+    let checked = castnet_console::plot::check(&file);
+    checked.map_err(|error| cannot_write_flag("--plots", &file, &error))
+}
 
 /// Writes the plot of a table with several columns: our values as lines with dots, the paper's as plain lines.
 pub(crate) fn write(folder: &Path, table: &Table) -> Outcome<Option<PathBuf>> {
-    if table.spec.columns.len() < 2 {
+    let Some(file) = file(folder, &table.spec) else {
         return Ok(None);
-    }
-    let file = folder.join(format!("table-{}.svg", table.spec.number));
+    };
     let svg =
         svg(table).map_err(|error| Failure::failed(format!("cannot draw {}: {error}", file.display())))?;
     save(&file, &svg)?;

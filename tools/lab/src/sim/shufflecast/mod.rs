@@ -20,6 +20,7 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
+use crate::sim::figures;
 use crate::sim::report::{FigureReport, Plot, Reports};
 
 /// The figures of Shufflecast: static relays behind splitters, and what they cost
@@ -78,14 +79,18 @@ type Figures = fn(&[Shufflecast], Extent) -> Vec<FigureReport>;
 
 impl ShufflecastCommand {
     pub(crate) fn run(self, output: Output) -> Outcome {
-        let (fabrics, figures): (_, Figures) = match self.part {
-            Part::Reach(fabrics) => (fabrics, reach::figures),
-            Part::Failures(fabrics) => (fabrics, failures::figures),
-            Part::LineRate(fabrics) => (fabrics, line_rate::figures),
+        // With the figures that have a plot.
+        let (fabrics, run, drawn): (_, Figures, &[&str]) = match self.part {
+            Part::Reach(fabrics) => (fabrics, reach::figures, &["fig7a"]),
+            Part::Failures(fabrics) => (fabrics, failures::figures, &["fig7b", "fig7c"]),
+            Part::LineRate(fabrics) => (fabrics, line_rate::figures, &["lemma33"]),
             Part::Cost(command) => return command.run(output),
         };
         let Fabrics { fabrics, quick, svg } = fabrics;
-        Reports::of(figures(&fabrics, Extent { quick })).show(svg, output)
+        if let Some(svg) = &svg {
+            figures::check(svg, drawn)?;
+        }
+        Reports::of(run(&fabrics, Extent { quick })).show(svg, output)
     }
 }
 
