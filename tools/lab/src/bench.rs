@@ -1,7 +1,6 @@
 //! `castnet-lab bench`: all collectives over a range of sizes, in the network, between hosts, and by other programs.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use castnet_comm::machine::Collective;
 use castnet_comm::{CommPath, DataType, Fallback, Operation};
@@ -24,9 +23,6 @@ const HOSTS_SUFFIX: &str = "-hosts";
 
 /// Barriers before the first measurement. Until threads have settled on their cores, calls take up to five times as long.
 const SETTLING: u32 = 500;
-
-/// Ctrl-C may end another program before this one has noted it.
-const SIGNAL_NOTED: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "What is measured (the same at all ranks)")]
@@ -204,7 +200,6 @@ fn run_rank(rank: &RankArgs, what: &BenchArgs, how: &HowArgs, output: Output, st
             Ok(rows) => rows,
             Err(failure) => {
                 ran.push(Err(failure));
-                std::thread::sleep(SIGNAL_NOTED);
                 continue;
             }
         };

@@ -1,10 +1,11 @@
 //! The times of several sides beside each other: our own paths, and other programs that rank 0 runs.
 
 use std::fmt::Write as _;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use castnet_comm::machine::Collective;
 use castnet_commands::collective::Row;
@@ -12,8 +13,12 @@ use castnet_console::exit::{Failure, Outcome, cannot_write};
 use castnet_console::files;
 use castnet_console::output::{Page, Report};
 use castnet_console::plot::{self, Axes, Curve, Panel};
+use castnet_console::service::is_stopped;
 use castnet_console::units;
 use serde::{Deserialize, Serialize};
+
+const SIGINT: i32 = 2;
+const SIGNAL_NOTED_WITHIN: Duration = Duration::from_secs(5);
 
 /// A program that measures the same calls.
 ///
@@ -79,6 +84,9 @@ impl Beside {
         }
         let out = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
         let out = out.map_err(|error| failed(format!("sh: {error}")))?;
+        if out.status.signal() == Some(SIGINT) {
+            await_signal();
+        }
         if !out.status.success() {
             return Err(failed(format!("{}: {}", self.command, out.status)));
         }
@@ -101,6 +109,14 @@ impl Beside {
             });
         }
         Ok(rows)
+    }
+}
+
+/// Ctrl-C is for all programs in the foreground, and may end another one before this one has noted it.
+fn await_signal() {
+    let start = Instant::now();
+    while !is_stopped() && start.elapsed() < SIGNAL_NOTED_WITHIN {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -47,7 +47,7 @@ fn after_a_signal_no_further_program_runs_and_what_was_measured_is_written() {
     let [json, next] = ["all.json", "next"].map(|name| folder.path().join(name));
     let json_file = json.display().to_string();
     let touch = format!("next=touch {}", next.display());
-    let stopped = "stopped=kill -INT $PPID; exit 3";
+    let stopped = "stopped=kill -INT $PPID; kill -INT $$";
     let programs = ["--beside", stopped, "--beside", &touch];
     let output = bench(Stdio::piped(), &[&programs[..], &["--json", &json_file]].concat());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
