@@ -99,7 +99,7 @@ async fn one_faulty_rule_of_many_holds_up_no_other() {
         heads_listed[1],
         ("10.200.0.2".into(), "g2".into(), 1, "us".into())
     );
-    // Told so, it stops at the first refusal: the one behind it, which could be replaced, stays.
+    // With `stop_at_refusal`, a group behind the first refusal is not replaced.
     installing.stop_at_refusal = true;
     installing.rules.swap(0, 1);
     installing.rules.truncate(2);

@@ -436,11 +436,9 @@ impl Facts {
 
     /// Whether the file has a host at the port.
     fn has_host(&self, switch: &str, port: u8) -> bool {
-        self.file.as_ref().is_some_and(|file| {
-            let link = file.link_at(&End::port(switch, port));
-            let far = link.and_then(|id| Some(file.link(id)?.far(switch)));
-            matches!(far, Some(End::Host(_)))
-        })
+        let file = self.file.as_ref();
+        let far = file.and_then(|file| cables::filed(file, &End::port(switch, port)));
+        matches!(far, Some(End::Host(_)))
     }
 
     /// Adds a link with the least MTU of its ends, up if both are. One that contradicts a known link is ignored: the

@@ -14,8 +14,7 @@ impl Facts {
         let wrong = |neighbour: &NeighbourReport| {
             let seen = self.far_end(neighbour)?;
             let near = End::port(switch, neighbour.port);
-            let link = file.link_at(&near).and_then(|id| file.link(id));
-            let filed = link.map(|link| if link.a == near { &link.b } else { &link.a });
+            let filed = filed(file, &near);
             let is_of_splitter =
                 |from: &End, to: &End| splitter_links(file).any(|(near, far)| near == *from && far == to);
             let expected = match filed {
@@ -46,8 +45,8 @@ impl Facts {
     pub(crate) fn believes_lldp(&self, switch: &str, neighbour: &NeighbourReport) -> bool {
         let Some(file) = &self.file else { return true };
         let near = End::port(switch, neighbour.port);
-        match file.link_at(&near).and_then(|id| file.link(id)) {
-            Some(link) => matches!(link.far(switch), End::Switch { .. }),
+        match filed(file, &near) {
+            Some(far) => matches!(far, End::Switch { .. }),
             None => {
                 splitter_links(file).any(|(from, to)| from == near || *to == near)
                     || self.is_heard(&near, neighbour)
@@ -74,6 +73,12 @@ impl Facts {
             .and_then(|(_, report)| report.ports.get(&port));
         said.map_or_else(|| port.to_string(), |said| said.name.clone())
     }
+}
+
+/// What the file has at the other end of a port's cable.
+pub(super) fn filed<'f>(file: &'f Topology, near: &End) -> Option<&'f End> {
+    let link = file.link(file.link_at(near)?)?;
+    Some(if link.a == *near { &link.b } else { &link.a })
 }
 
 /// The ends of each link of a splitter.
