@@ -213,7 +213,6 @@ impl Egress for Sent {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use proptest::test_runner::RngSeed;
 
     fn bytes() -> impl Strategy<Value = Vec<u8>> {
         let lengths = prop_oneof![0..200_usize, 4000..4300_usize];
@@ -227,7 +226,6 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(3), ..ProptestConfig::default() })]
 
         /// Against the verification of all bytes, for right ICRCs and for one wrong bit.
         #[test]

@@ -203,10 +203,8 @@ impl<E> EventQueue<E> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use proptest::test_runner::RngSeed;
 
     proptest! {
-        #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(4), ..ProptestConfig::default() })]
 
         /// Against a sorted set: times of the same bucket, of the ring and beyond it, while events are taken.
         #[test]

@@ -278,7 +278,6 @@ fn charge(frame: &impl FrameBuf) -> u64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use proptest::test_runner::RngSeed;
     use std::collections::VecDeque;
 
     const PORTS: usize = 3;
@@ -313,7 +312,6 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(2), ..ProptestConfig::default() })]
 
         /// Against plain queues: order, limits, and who is stopped, with XOFF, XON and the memory.
         #[test]

@@ -197,7 +197,6 @@ pub fn quanta_time(quanta: u16, speed_mbps: u32) -> Nanos {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use proptest::test_runner::RngSeed;
     use std::vec::Vec;
 
     fn class(n: u8) -> TrafficClass {
@@ -260,7 +259,6 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::default() })]
 
         #[test]
         fn frames_are_read_as_written(classes: u8, quanta: [u16; 8], src: [u8; 6], cut in 0..PAUSE_LENGTH) {

@@ -13,7 +13,7 @@ use castnet_wire::{
     Datagram, MacAddr, McstId, MrpMember, MrpMemory, MrpPacket, MrpReason, MrpRefusal, Nanos, Pmtu, PortId,
     Qpn,
 };
-use proptest::test_runner::{Config, RngSeed};
+use proptest::test_runner::Config;
 
 pub(crate) const MCST_ID: McstId = McstId(Ipv4Addr::new(10, 200, 0, 1));
 pub(crate) const PORT: u16 = castnet_wire::mrp::DEFAULT_PORT;
@@ -33,16 +33,11 @@ pub(crate) struct Faults {
     pub(crate) delay_ms: u64,
 }
 
-/// `cases` cases of a fixed seed; another by `PROPTEST_RNG_SEED`.
 pub(crate) fn config(cases: u32) -> Config {
-    let mut config = Config {
+    Config {
         failure_persistence: None,
         ..Config::with_cases(cases)
-    };
-    if config.rng_seed == RngSeed::Random {
-        config.rng_seed = RngSeed::Fixed(0xCA57);
     }
-    config
 }
 
 /// The tables of a switch.

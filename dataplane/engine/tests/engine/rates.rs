@@ -7,7 +7,6 @@ use castnet_engine::{ContextStatus, CountersSnapshot, Engine, Verdict};
 use castnet_rules::{ForwardingRule, GroupRule};
 use castnet_wire::{DropReason, McstId, Nanos, Opcode, RateLimit, Syndrome, TokenBucket};
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 
 /// A frame of 1,082 bytes.
 fn data(psn: u32, ecn: u8) -> DataFrame {
@@ -28,7 +27,7 @@ fn counters(engine: &Engine) -> castnet_engine::MulticastCounters {
 
 proptest! {
     // With random seeds, a case with a burst of one packet and many losses once took minutes.
-    #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(0xCA57), ..ProptestConfig::with_cases(64) })]
+    #![proptest_config(ProptestConfig::with_cases(64))]
 
     /// A source that sends faster, and repeats what was dropped, gets its rate and burst, and nobody else loses a frame.
     #[test]

@@ -6,7 +6,7 @@ use std::mem::replace;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
-use castnet_topology::{End, Topology};
+use castnet_topology::{End, Link, Topology};
 
 use super::{Facts, HostRecord, Place, Reach, Sightings, SwitchReport};
 
@@ -228,6 +228,8 @@ impl Facts {
                 continue;
             };
             let filed = self.file.as_ref().and_then(|file| file.link(file.link_at(&end)?));
+            // A switch may be assumed between the port and the host of the file.
+            let filed = filed.filter(|filed| has_ends(filed, &link));
             let (mtu, up) = match filed {
                 Some(filed) => (filed.mtu, filed.up),
                 None => (super::unfiled_mtu(topology, &link), true),
@@ -242,6 +244,11 @@ impl Facts {
         }
         true
     }
+}
+
+/// Whether two links have the same ends.
+fn has_ends(a: &Link, b: &Link) -> bool {
+    (&a.a, &a.b) == (&b.a, &b.b) || (&a.a, &a.b) == (&b.b, &b.a)
 }
 
 #[cfg(test)]
@@ -442,6 +449,62 @@ mod tests {
         assert_eq!(moved.attachment("guest").map(|(_, _, port)| port), Some(4));
         fabric.set_host("guest", None);
         assert!(fabric.topology().host("guest").is_none());
+    }
+
+    /// A guest is seen at the port of a host of the file, and that port reports its MTU, and then another, and then none.
+    #[test]
+    fn the_cable_to_an_assumed_switch_is_not_the_one_of_the_file() {
+        let mut file = Topology::new();
+        file.add_switch("leaf", (0..2).map(|port| (port, [6, 0, 0, 1, 0, port])))
+            .unwrap();
+        file.add_host("filed", Some([10, 0, 0, 1].into()), Some([2, 0, 0, 0, 0, 1]))
+            .unwrap();
+        file.connect(End::port("leaf", 0), End::host("filed"), 4200)
+            .unwrap();
+        let guest = HostRecord {
+            name: "guest".into(),
+            ip: [10, 0, 0, 2].into(),
+            mac: [2, 0, 0, 0, 0, 2],
+        };
+        let (ip, mac) = (guest.ip, guest.mac);
+        let mut fabric = Fabric::new(Facts::new(Some(file), ["leaf".into()], [guest]));
+        let who = Who::Host { ip, mac };
+        let neighbours = vec![NeighbourReport {
+            port: 0,
+            age_ns: 0,
+            who,
+        }];
+        for (reported, cable, hosts_own) in [
+            (None, 65_535, 4200),
+            (Some(9000), 9000, 4200),
+            (Some(1500), 1500, 4200),
+            (None, 65_535, 4200),
+        ] {
+            let port = |mtu| {
+                let (name, mac) = ("p0".into(), [6, 0, 0, 1, 0, 0]);
+                (
+                    0,
+                    PortReport {
+                        name,
+                        mac,
+                        mtu,
+                        up: true,
+                    },
+                )
+            };
+            let ports = reported.map(port).into_iter().collect();
+            fabric.report(
+                "leaf",
+                SwitchReport {
+                    ports,
+                    neighbours: neighbours.clone(),
+                },
+            );
+            let topology = fabric.topology();
+            let mtu = |end: &End| topology.link(topology.link_at(end).unwrap()).unwrap().mtu;
+            assert_eq!(mtu(&End::port("leaf", 0)), cable, "{reported:?}");
+            assert_eq!(mtu(&End::host("filed")), hosts_own, "{reported:?}");
+        }
     }
 
     #[test]

@@ -9,20 +9,14 @@ mod rank;
 use castnet_wire::control::{CallFlags, DataType, Operation};
 use half::{bf16, f16};
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 
 use super::{Collective, Task};
 
-/// Number of cases of a property, unless `PROPTEST_CASES` is set in the environment, and a fixed seed, unless
-/// `PROPTEST_RNG_SEED` is.
+/// `cases` cases, or as many as `PROPTEST_CASES` wants.
 pub(super) fn cases(cases: u32) -> ProptestConfig {
-    let mut config = ProptestConfig::default();
-    if config.rng_seed == RngSeed::Random {
-        config.rng_seed = RngSeed::Fixed(0xCA57);
-    }
     match std::env::var_os("PROPTEST_CASES") {
-        Some(_) => config,
-        None => ProptestConfig { cases, ..config },
+        Some(_) => ProptestConfig::default(),
+        None => ProptestConfig::with_cases(cases),
     }
 }
 
