@@ -513,7 +513,9 @@ mod tests {
             let mut at = 0;
             let mut draw = |below: usize| {
                 at += 1;
-                draws[at % draws.len()].rotate_left((at / draws.len()) as u32) as usize % below
+                // Without period: else a choice that comes back could take each time what was gained in between.
+                let mixed = ((u64::from(draws[at % draws.len()]) << 32) | at as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                ((mixed ^ (mixed >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) as usize % below
             };
             let mut have = vec![0; inside];
             let mut all: Vec<Outside> = (0..outside).map(|_| Outside::default()).collect();
