@@ -285,7 +285,7 @@ fn small() -> PfcConfig {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(12))]
 
     /// A group with a receiver that is slow, and pauses the switch or only lets its link fill. PAUSE frames from it are lost, duplicated
     /// and corrupted. No receiver loses a frame, in order, and the source was paused.

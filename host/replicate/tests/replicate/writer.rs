@@ -123,7 +123,7 @@ fn pace(depth: u32, count: u64) -> Pace {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(200))]
 
     /// After the last acknowledgement, each server's memory is as if every write was carried out once and in order, and no other
     /// byte was changed: with few blocks, writes to one block are under way at once.

@@ -6,7 +6,7 @@ use std::mem::replace;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
-use castnet_topology::{End, Link, Topology};
+use castnet_topology::{End, Topology};
 
 use super::{Facts, HostRecord, Place, Reach, Sightings, SwitchReport};
 
@@ -229,7 +229,7 @@ impl Facts {
             };
             let filed = self.file.as_ref().and_then(|file| file.link(file.link_at(&end)?));
             // A switch may be assumed between the port and the host of the file.
-            let filed = filed.filter(|filed| has_ends(filed, &link));
+            let filed = filed.filter(|filed| filed.far(switch) == link.far(switch));
             let (mtu, up) = match filed {
                 Some(filed) => (filed.mtu, filed.up),
                 None => (super::unfiled_mtu(topology, &link), true),
@@ -244,11 +244,6 @@ impl Facts {
         }
         true
     }
-}
-
-/// Whether two links have the same ends.
-fn has_ends(a: &Link, b: &Link) -> bool {
-    (&a.a, &a.b) == (&b.a, &b.b) || (&a.a, &a.b) == (&b.b, &b.a)
 }
 
 #[cfg(test)]
