@@ -20,10 +20,9 @@ pub mod content;
 pub mod etcd;
 pub mod memory;
 pub mod redb;
-mod v1;
 
 /// Version of the layout that this controller reads and writes.
-pub const STORE_VERSION: u64 = 2;
+pub const STORE_VERSION: u64 = 3;
 /// Number of writes of an entry; 0: it does not exist.
 pub type Version = u64;
 
@@ -126,9 +125,9 @@ pub enum StoreError {
         entry: Option<Key>,
         error: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Written by a newer Castnet.
+    /// Written by another version.
     #[error(
-        "store {store}: layout {found} is newer than {STORE_VERSION}, the newest that this version reads"
+        "store {store}: its layout is {found}, and this version reads {STORE_VERSION}: use the version that wrote it, or move it away and create its groups again"
     )]
     Layout { store: String, found: String },
     /// A value cannot be decoded.
@@ -316,6 +315,16 @@ fn parts(bytes: &[u8]) -> (Version, &[u8]) {
     match bytes.split_first_chunk() {
         Some((version, value)) => (Version::from_be_bytes(*version), value),
         None => (0, bytes),
+    }
+}
+
+fn check_layout(store: &str, found: &str) -> Result<(), StoreError> {
+    match found == STORE_VERSION.to_string() {
+        true => Ok(()),
+        false => Err(StoreError::Layout {
+            store: store.into(),
+            found: found.into(),
+        }),
     }
 }
 

@@ -25,13 +25,11 @@ use redb::{
 };
 
 use super::{
-    Batch, Entry, Key, STORE_VERSION, Store, StoreError, Table, Write, check, encode, parts, v1, with_version,
+    Batch, Entry, Key, STORE_VERSION, Store, StoreError, Table, Write, check, parts, with_version,
 };
 
 type Bytes = TableDefinition<'static, &'static str, &'static [u8]>;
 const META: TableDefinition<'_, &str, &str> = TableDefinition::new("meta");
-/// Of layout 1.
-const COLLECTIVES: Bytes = TableDefinition::new("collectives");
 
 const fn table(table: Table) -> Bytes {
     TableDefinition::new(match table {
@@ -78,10 +76,10 @@ impl State {
 type Before = Vec<(Key, Option<Vec<u8>>)>;
 
 impl RedbStore {
-    /// Opens or creates the store at `path`. An older layout is converted in one transaction.
+    /// Opens or creates the store at `path`.
     ///
     /// # Errors
-    /// The file cannot be opened, is in use, or has a layout that is newer than [`STORE_VERSION`].
+    /// The file cannot be opened, is in use, or has another layout than [`STORE_VERSION`].
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let mut file = File::closed(path);
         let found = file.attempt(None, || match std::fs::metadata(path) {
@@ -95,9 +93,9 @@ impl RedbStore {
             Err(error) => Err(error.into()),
         })?;
         let (database, identity) = match found {
-            Some(found) => {
-                file.prepare(&found.0)?;
-                found
+            Some((database, identity)) => {
+                file.check_layout(&database)?;
+                (database, identity)
             }
             None => file.create()?,
         };
@@ -141,33 +139,21 @@ impl RedbStore {
     }
 }
 
-/// All entries of the store at `path`, in the present layout. Changes nothing there, and needs no permission to write unless a controller was
-/// killed or the layout is an older one.
+/// All entries of the store at `path`. Changes nothing there, and needs no permission to write unless a controller was killed.
 ///
 /// # Errors
-/// There is no such file, it is in use, or it has a layout that is newer than [`STORE_VERSION`].
+/// There is no such file, it is in use, or it has another layout than [`STORE_VERSION`].
 pub fn content(path: &Path) -> Result<BTreeMap<Key, Entry>, StoreError> {
     let file = File::closed(path);
-    let present = file.attempt(None, || match ReadOnlyDatabase::open(path) {
-        Ok(database) => file.present(&database),
+    let whole = file.attempt(None, || match ReadOnlyDatabase::open(path) {
+        Ok(database) => Ok(Some(database)),
         Err(DatabaseError::RepairAborted) => Ok(None),
         Err(error) => Err(error.into()),
     })?;
-    if let Some(entries) = present {
-        return Ok(entries);
+    match whole {
+        Some(database) => file.checked(&database),
+        None => file.checked(&file.attempt(None, || Ok(Database::open(path)?))?),
     }
-    let database = file.attempt(None, || Ok(Database::open(path)?))?;
-    let transaction = file.attempt(None, || Ok(database.begin_write()?))?;
-    file.convert(&transaction)?;
-    let entries = file.attempt(None, || {
-        let mut all = BTreeMap::new();
-        for of in Table::ALL {
-            collect(of, &transaction.open_table(table(of))?, &mut all)?;
-        }
-        Ok(all)
-    })?;
-    file.attempt(None, || Ok(transaction.abort()?))?;
-    Ok(entries)
 }
 
 #[tonic::async_trait]
@@ -334,100 +320,37 @@ impl File {
         })
     }
 
-    /// Creates missing tables and converts an older layout, in one transaction.
+    /// Creates the tables of a new store.
     fn prepare(&self, database: &Database) -> Result<(), StoreError> {
-        let transaction = self.attempt(None, || Ok(database.begin_write()?))?;
-        if !self.convert(&transaction)? {
-            return Ok(());
-        }
         self.attempt(None, || {
-            let mut meta = transaction.open_table(META)?;
-            meta.insert("version", STORE_VERSION.to_string().as_str())?;
-            meta.remove("owner")?;
-            drop(meta);
+            let transaction = database.begin_write()?;
+            for each in Table::ALL {
+                transaction.open_table(table(each))?;
+            }
+            transaction
+                .open_table(META)?
+                .insert("version", STORE_VERSION.to_string().as_str())?;
             Ok(transaction.commit()?)
         })
     }
 
-    /// Creates missing tables and converts an older layout. Returns whether the layout was not the present one.
-    fn convert(&self, transaction: &WriteTransaction) -> Result<bool, StoreError> {
-        let version = self.attempt(None, || {
-            for each in Table::ALL {
-                transaction.open_table(table(each))?;
-            }
-            text(transaction, "version")
+    /// Refuses a store that another version has written, or that is none.
+    fn check_layout(&self, database: &impl ReadableDatabase) -> Result<(), StoreError> {
+        let found = self.attempt(None, || match database.begin_read()?.open_table(META) {
+            Ok(meta) => Ok(meta.get("version")?.map(|value| value.value().to_owned())),
+            Err(TableError::TableDoesNotExist(_)) => Ok(None),
+            Err(error) => Err(error.into()),
         })?;
-        match version.as_deref().map(str::parse::<u64>) {
-            Some(Ok(STORE_VERSION)) => return Ok(false),
-            Some(Ok(1)) => self.migrate(transaction)?,
-            Some(_) => {
-                return Err(StoreError::Layout {
-                    store: self.name(),
-                    found: version.unwrap_or_default(),
-                });
-            }
-            None => {}
-        }
-        Ok(true)
+        super::check_layout(&self.name(), found.as_deref().unwrap_or("none"))
     }
 
-    /// From layout 1: groups of both kinds become records of one table, and all entries get a version.
-    fn migrate(&self, transaction: &WriteTransaction) -> Result<(), StoreError> {
-        let read = |table: Bytes| {
-            self.attempt(None, || {
-                let table = transaction.open_table(table)?;
-                let entries = table.iter()?.map(|entry| {
-                    let (name, bytes) = entry?;
-                    Ok((name.value().to_string(), bytes.value().to_vec()))
-                });
-                entries.collect::<Result<Vec<(String, Vec<u8>)>, redb::Error>>()
-            })
-        };
-        let mut all: Vec<(Table, String, Vec<u8>)> = Vec::new();
-        for (of, kind) in [(table(Table::Groups), "Multicast"), (COLLECTIVES, "Collective")] {
-            for (name, bytes) in read(of)? {
-                // One that does not read stays as it is, and is set apart at each load.
-                let value = match v1::record(kind, &bytes) {
-                    Ok(record) => encode(&record),
-                    Err(_) => bytes,
-                };
-                all.push((Table::Groups, name, value));
-            }
-        }
-        for (name, bytes) in read(table(Table::Hosts))? {
-            all.push((Table::Hosts, name, bytes));
-        }
-        self.attempt(None, || {
-            if let Some(owner) = text(transaction, "owner")? {
-                all.push((Table::Meta, "owner".into(), encode(&owner)));
-            }
-            for (of, name, value) in &all {
-                let bytes = with_version(1, value);
-                transaction
-                    .open_table(table(*of))?
-                    .insert(name.as_str(), bytes.as_slice())?;
-            }
-            transaction.delete_table(COLLECTIVES)?;
-            Ok(())
-        })
+    fn checked(&self, database: &impl ReadableDatabase) -> Result<BTreeMap<Key, Entry>, StoreError> {
+        self.check_layout(database)?;
+        self.read(database)
     }
 
-    fn read(&self, database: &Database) -> Result<BTreeMap<Key, Entry>, StoreError> {
+    fn read(&self, database: &impl ReadableDatabase) -> Result<BTreeMap<Key, Entry>, StoreError> {
         self.attempt(None, || read(&database.begin_read()?))
-    }
-
-    /// All entries, if the layout is the present one.
-    fn present(&self, database: &ReadOnlyDatabase) -> Result<Option<BTreeMap<Key, Entry>>, redb::Error> {
-        let transaction = database.begin_read()?;
-        let version = match transaction.open_table(META) {
-            Ok(meta) => meta.get("version")?.map(|value| value.value().to_string()),
-            Err(TableError::TableDoesNotExist(_)) => None,
-            Err(error) => return Err(error.into()),
-        };
-        match version == Some(STORE_VERSION.to_string()) {
-            true => read(&transaction).map(Some),
-            false => Ok(None),
-        }
     }
 
     fn commit(&self, database: &Database, batch: &Batch, before: &mut Before) -> Result<(), StoreError> {
@@ -467,27 +390,18 @@ impl File {
 fn read(transaction: &ReadTransaction) -> Result<BTreeMap<Key, Entry>, redb::Error> {
     let mut all = BTreeMap::new();
     for of in Table::ALL {
-        collect(of, &transaction.open_table(table(of))?, &mut all)?;
+        for entry in transaction.open_table(table(of))?.iter()? {
+            let (name, bytes) = entry?;
+            let key = Key {
+                table: of,
+                name: name.value().into(),
+            };
+            let (version, value) = parts(bytes.value());
+            let value = value.into();
+            all.insert(key, Entry { version, value });
+        }
     }
     Ok(all)
-}
-
-fn collect(
-    of: Table,
-    from: &impl ReadableTable<&'static str, &'static [u8]>,
-    all: &mut BTreeMap<Key, Entry>,
-) -> Result<(), redb::Error> {
-    for entry in from.iter()? {
-        let (name, bytes) = entry?;
-        let key = Key {
-            table: of,
-            name: name.value().into(),
-        };
-        let (version, value) = parts(bytes.value());
-        let value = value.into();
-        all.insert(key, Entry { version, value });
-    }
-    Ok(())
 }
 
 /// What to do about an error of the file.
@@ -513,13 +427,6 @@ fn advice(error: &redb::Error) -> &'static str {
         ErrorKind::Other => "",
         _ => ": check its disk",
     }
-}
-
-/// A value of table `meta`.
-fn text(transaction: &WriteTransaction, key: &str) -> Result<Option<String>, redb::Error> {
-    let meta = transaction.open_table(META)?;
-    let value = meta.get(key)?.map(|value| value.value().to_string());
-    Ok(value)
 }
 
 #[cfg(test)]
@@ -636,6 +543,31 @@ mod tests {
     }
 
     /// Whatever is in the file: it is read, or refused.
+    #[test]
+    fn a_file_of_another_layout_is_refused_and_stays_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c.redb");
+        drop(RedbStore::open(&path).unwrap());
+        for version in [None, Some(STORE_VERSION - 1), Some(STORE_VERSION + 1)] {
+            let database = Database::open(&path).unwrap();
+            let transaction = database.begin_write().unwrap();
+            let mut meta = transaction.open_table(META).unwrap();
+            meta.remove("version").unwrap();
+            let found = version.map_or("none".into(), |version| version.to_string());
+            if version.is_some() {
+                meta.insert("version", found.as_str()).unwrap();
+            }
+            drop(meta);
+            transaction.commit().unwrap();
+            drop(database);
+            let refused = [content(&path).map(drop), RedbStore::open(&path).map(drop)];
+            for refused in refused {
+                let is_named = |error: &StoreError| matches!(error, StoreError::Layout { found: named, .. } if *named == found);
+                assert!(refused.as_ref().is_err_and(is_named), "{refused:?}");
+            }
+        }
+    }
+
     #[tokio::test]
     async fn a_damaged_file_is_an_error_and_no_panic() {
         let folder = tempfile::tempdir().unwrap();

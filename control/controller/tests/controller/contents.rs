@@ -1,24 +1,23 @@
 //! The content of a store as a document.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
+use castnet_controller::record::Record;
 use castnet_controller::store::content::{Entries, ImportError, check, export, import};
 use castnet_controller::store::memory::MemoryStore;
-use castnet_controller::store::redb::{RedbStore, content};
+use castnet_controller::store::redb::RedbStore;
 use castnet_controller::store::{Entry, Key, STORE_VERSION, Store, StoreError, Stored, Table, Write};
 use serde_json::{Value, json};
 
-use crate::layouts::write_layout_1;
-
-/// What a controller of layout 1 had stored: groups of both kinds in many phases, and hosts.
-fn entries(path: &Path) -> Entries {
-    write_layout_1(path, |_| {});
-    content(path).unwrap()
-}
-
 /// Seconds since 1970.
 const NOW: u64 = 1_700_000_000;
+
+/// What a controller had stored: a group that runs on two lanes, one that waits, one that a switch refused; a job that runs, and one that was
+/// refused; hosts.
+async fn entries() -> Entries {
+    let text = include_str!("stored.json");
+    import(&MemoryStore::default(), text, false, NOW).await.unwrap()
+}
 
 fn exported(entries: &Entries) -> String {
     let (text, faults) = export(entries);
@@ -34,16 +33,24 @@ fn lines(entries: &Entries) -> Vec<String> {
     check(entries).iter().map(ToString::to_string).collect()
 }
 
+/// Who changes what a record is changes this file, and the version of the layout unless an older controller would read it right.
+#[test]
+fn records_are_stored_as_they_were() {
+    let document: Value = serde_json::from_str(include_str!("stored.json")).unwrap();
+    assert_eq!(document["schema"], STORE_VERSION);
+    for (name, stored) in document["groups"].as_object().unwrap() {
+        let record: Record = serde_json::from_value(stored.clone()).unwrap();
+        assert_eq!(&serde_json::to_value(record).unwrap(), stored, "{name}");
+    }
+}
+
 #[tokio::test]
 async fn what_is_exported_is_imported_and_exported_again_the_same() {
     let folder = tempfile::tempdir().unwrap();
-    let old = folder.path().join("old.redb");
-    let before = entries(&old);
+    let before = entries().await;
     assert_eq!(lines(&before), [""; 0]);
     let text = exported(&before);
     assert_eq!(document(&before)["schema"], STORE_VERSION);
-    // Reading has not converted it.
-    assert_eq!(content(&old).unwrap(), before);
     let redb = RedbStore::open(&folder.path().join("new.redb")).unwrap();
     let stores: [&dyn Store; 2] = [&redb, &MemoryStore::default()];
     for store in stores {
@@ -90,13 +97,12 @@ async fn what_is_exported_is_imported_and_exported_again_the_same() {
 
 #[tokio::test]
 async fn a_document_with_faults_is_refused_whole() {
-    let folder = tempfile::tempdir().unwrap();
-    let good = document(&entries(&folder.path().join("old.redb")));
+    let good = document(&entries().await);
     let store = MemoryStore::default();
     for (change, word) in [
         (
             json!({ "schema": STORE_VERSION + 1 }),
-            "schema 3; this version reads 2",
+            "schema 4; this version reads 3",
         ),
         (json!({ "colour": 1 }), "unknown field `colour`"),
         (json!({ "groups": [] }), "does not read"),
@@ -117,7 +123,7 @@ async fn a_document_with_faults_is_refused_whole() {
             .to_string();
         assert!(error.contains(word), "{error}");
     }
-    for text in ["", "{}", "[1]", "{\"schema\": 2}"] {
+    for text in ["", "{}", "[1]", "{\"schema\": 3}"] {
         let error = import(&store, text, true, NOW).await.unwrap_err();
         assert!(matches!(error, ImportError::Document(_)), "{error}");
     }
@@ -139,8 +145,7 @@ fn change(entries: &mut Entries, table: Table, name: &str, change: impl FnOnce(&
 /// What is JSON and no record would keep the whole document from being imported.
 #[tokio::test]
 async fn an_export_leaves_out_what_is_no_record_and_can_be_imported() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut entries = entries(&folder.path().join("old.redb"));
+    let mut entries = entries().await;
     let first = |table: Table| {
         let of = |key: &&Key| key.table == table;
         entries.keys().find(of).unwrap().name.clone()
@@ -163,10 +168,9 @@ async fn an_export_leaves_out_what_is_no_record_and_can_be_imported() {
     );
 }
 
-#[test]
-fn all_contradictions_of_entries_are_reported() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut entries = entries(&folder.path().join("old.redb"));
+#[tokio::test]
+async fn all_contradictions_of_entries_are_reported() {
+    let mut entries = entries().await;
     let names = |table: Table| {
         let of = |(key, _): &(&Key, &Entry)| key.table == table;
         let all = entries.iter().filter(of).map(|(key, _)| key.name.clone());

@@ -19,7 +19,6 @@ mod groups;
 mod hosts;
 mod lanes;
 mod late;
-mod layouts;
 mod leases;
 mod leaves;
 mod plans;

@@ -20,7 +20,7 @@ use tokio::sync::Mutex;
 use tonic::{Code, Status};
 
 use super::{
-    Batch, Entry, Key, STORE_VERSION, Store, StoreError, Table, Version, check, parts, with_version,
+    Batch, Entry, Key, STORE_VERSION, Store, StoreError, Table, Version, check, check_layout, parts, with_version,
 };
 use client::{Client, changed_at, created_at, delete, delete_all, end_of, found, get, put, revision};
 pub(crate) use lead::Lead;
@@ -258,19 +258,13 @@ impl EtcdStore {
         }
         let redo = self.path("redo/");
         let layout = all.iter().find(|kv| kv.key == self.path("layout"));
-        match layout.map(|kv| String::from_utf8_lossy(&kv.value).into_owned()) {
-            Some(found) if found != STORE_VERSION.to_string() => {
-                return Err(StoreError::Layout {
-                    store: self.name.clone(),
-                    found,
-                });
-            }
-            Some(_) if !all.iter().any(|kv| kv.key.starts_with(&redo)) => {}
-            _ => {
-                let version = STORE_VERSION.to_string().into_bytes();
-                let ops = vec![put(self.path("layout"), version, 0), delete_all(&redo)];
-                self.guarded(state, ops).await?;
-            }
+        if let Some(kv) = layout {
+            check_layout(&self.name, &String::from_utf8_lossy(&kv.value))?;
+        }
+        if layout.is_none() || all.iter().any(|kv| kv.key.starts_with(&redo)) {
+            let version = STORE_VERSION.to_string().into_bytes();
+            let ops = vec![put(self.path("layout"), version, 0), delete_all(&redo)];
+            self.guarded(state, ops).await?;
         }
         let mut entries = BTreeMap::new();
         state.entries.clear();
