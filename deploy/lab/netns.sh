@@ -5,11 +5,11 @@
 #   netns.sh up one-armed  eight hosts at an ordinary switch (a bridge of the kernel), and the Castnet switch at one port of that
 #   netns.sh up tree       three switches in two tiers: a spine, and two leaves with half of the hosts each
 #   netns.sh up relays     no Castnet switch in the network: an ordinary one (a bridge of the kernel), and a switch at each host that passes
-#                          data on to those of others: GROUP="--tree chain --repair switch" netns.sh send FILE
+#                          data on to those of others: GROUP="--distribution edge:chain --repair switch" netns.sh send FILE
 #   netns.sh up shufflecast   eight ToRs of a 2,2-Shufflecast with a host each, and a router between them as the ordinary network. What is
 #                          sent to a splitter is emulated by a link for each copy
 #   netns.sh up pods       two pods, each a router with two ToRs and four hosts, and a programmable router above both: a core without state for PEEL.
-#                          GROUP="--core static" netns.sh send FILE
+#                          GROUP="--distribution static" netns.sh send FILE
 #   netns.sh up --memif    connects the hosts to the switch by shared memory (memif) instead of veth pairs
 #   netns.sh up --hosts N  with N hosts, 2 to 32
 #   netns.sh up --controllers N   with N controllers, one of which leads; their store is an etcd server
@@ -648,7 +648,7 @@ remark_bounds() {
 }
 
 consensus() {
-    local n failed=0 servers GROUP=${GROUP---core static}
+    local n failed=0 servers GROUP=${GROUP---distribution static}
     serve 16M "${hosts[@]:1}"
     for ((n = 1; n < ${#hosts[@]}; n++)); do
         create_group "lab-values-$n" "${hosts[@]:1:n}"
@@ -661,7 +661,7 @@ consensus() {
 
 # Of each block that is written, the servers' SHA-256 is compared with that of what was sent; of the chain, each element.
 model() {
-    local mb=${1:-64} way seed=0 failed=0 slow servers GROUP=${GROUP---core static}
+    local mb=${1:-64} way seed=0 failed=0 slow servers GROUP=${GROUP---distribution static}
     [[ $mb =~ ^[1-9][0-9]{0,3}$ ]] || die "model takes a number of MB, 1 to 9999, not \"$mb\""
     [ $# -le 1 ] || [ "${*:2}" = "--output json" ] || die "model takes a number of MB and --output json, not ${*:2}"
     # What waits in front of a slow link for more than the usual time-out is not lost.
@@ -724,7 +724,7 @@ multisend() {
     for n in 3 4 8; do
         [ "$n" -lt ${#hosts[@]} ] || continue
         for size in 1 128 512 1024 4096 16384; do
-            GROUP="--tree star" create_group lab-multisend "${hosts[@]:1:n}"
+            GROUP="--distribution edge:star" create_group lab-multisend "${hosts[@]:1:n}"
             paper=
             if [ "$size" -le 128 ]; then paper="at most 2.05"; elif [ "$size" = 16384 ]; then paper="a little below 1"; fi
             factor "$n" "$size" "$(median_to multicast "$n" lab-multisend "$size")" \
@@ -748,7 +748,7 @@ multicast() {
     for size in 1 128 512 1024 4096 16384; do
         paper=
         if [ "$size" -le 512 ]; then paper="at most 1.48"; elif [ "$size" = 16384 ]; then paper=1.86; fi
-        GROUP="--tree auto:$size" create_group lab-multicast "${hosts[@]:1}"
+        GROUP="--distribution edge:auto:$size" create_group lab-multicast "${hosts[@]:1}"
         factor "${#hosts[@]}" "$size" "$(median_to multicast "$n" lab-multicast "$size")" "${between[0]:-0}" "$paper" || failed=1
         between=("${between[@]:1}")
         destroy_groups
@@ -763,7 +763,7 @@ skew() {
     [ -e "$lab/controllers" ] || die "the lab is not up: netns.sh up relays"
     [[ $n =~ ^[0-9]+$ ]] && [ "$n" -ge 2 ] && [ "$n" -le ${#hosts[@]} ] || die "RANKS=$n: the lab has ${#hosts[@]} hosts, and a broadcast at least 2"
     export CASTNET_CONTROLLER=$(cat "$lab/controllers")
-    GROUP=${GROUP:---tree auto:4096} create_group lab-skew "${hosts[@]:1:n-1}"
+    GROUP=${GROUP:---distribution edge:auto:4096} create_group lab-skew "${hosts[@]:1:n-1}"
     RANKS=$n collective skew --group lab-skew "$@" || failed=1
     # It has ended if its source has left.
     destroy_groups 2>/dev/null || true

@@ -12,7 +12,7 @@ use castnet_controller::{Config, Controller, DEFAULT_LISTEN, StartError, SwitchC
 use castnet_proto::transport::Address;
 use castnet_rules::Ipv4Net;
 use castnet_topology::Topology;
-use castnet_wire::tree_latency;
+use castnet_group::tree_latency;
 use clap::Args;
 
 /// Runs the controller: plans groups over the fabric and programs its switches
@@ -50,7 +50,7 @@ pub(crate) struct ControllerCommand {
     /// Switches drop frames of a member that have another Ethernet address than the member; groups then do without the fast path
     #[arg(long)]
     verify_mac: bool,
-    /// Time of a packet from one relay at the edge to the next one, in times of one more copy there, for groups created with --tree auto:
+    /// Time of a packet from one relay at the edge to the next one, in times of one more copy there, for groups created with --distribution edge:auto:
     /// castnet-lab calibrate measures it [default: 10]
     #[arg(long, value_name = "N", value_parser = tree_latency)]
     relay_latency: Option<u32>,

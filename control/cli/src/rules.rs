@@ -47,7 +47,7 @@ enum Verb {
     /// Writes the routes of a static core: one rule file for each router, or each ToR with a splitter, and the topology with the multicast
     /// addresses
     #[command(
-        after_help = "Groups with a static core have no state in it (castnet group create --core static): the switch next to the source
+        after_help = "Groups with a static core have no state in it (castnet group create --distribution static): the switch next to the source
 sends one copy to a multicast address, and the routers replicate it by routes that never change. With [[splitters]] in the topology, the
 switches next to hosts do so themselves, as relays of a Shufflecast.
 

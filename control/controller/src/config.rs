@@ -11,7 +11,7 @@ use castnet_proto::transport::{Address, Security, SocketAccess, TlsFiles};
 use castnet_rules::{Ipv4Net, PREFIX_TEXT};
 use castnet_toml_reader::{Faults, Value};
 use castnet_topology::{Topology, pool_fault};
-use castnet_wire::tree_latency;
+use castnet_group::tree_latency;
 
 use crate::check::{TIMEOUT_MAX, timeout_text};
 use crate::state::tenants::Tenant;

@@ -69,18 +69,8 @@ pub enum PlanError {
     #[error("{}", joined(.shortages))]
     NoRoom { shortages: Vec<Shortage> },
     /// No router replicates, or a switch next to a receiver is not reached over routers alone.
-    #[error("core: {reason}")]
+    #[error("distribution: {reason}")]
     NoStaticCore { reason: String },
-    /// Relays at the edge would pass the data on, which the request does not want.
-    #[error(
-        "path: no Castnet switch is between {parent} and {relay}, only {}: {parent} would pass the data on at the edge",
-        .via.join(", ")
-    )]
-    AtEdge {
-        relay: String,
-        parent: String,
-        via: Vec<String>,
-    },
     /// The tree passes routers, and the request has no McstID for one of its switches.
     #[error("switch {switch:?} has no McstID of its own, as each has where a tree passes routers")]
     NoMcstId { switch: String },
@@ -133,8 +123,7 @@ impl PlanError {
             | Self::NoAddress { field, .. }
             | Self::NoPath { field, .. } => field.clone(),
             Self::UnknownSwitch { .. } => "modes".into(),
-            Self::NoStaticCore { .. } => "core".into(),
-            Self::AtEdge { .. } => "path".into(),
+            Self::NoStaticCore { .. } => "distribution".into(),
             Self::McstIdIsHost { .. } => "mcst_id".into(),
             Self::NoCastnetSwitch => String::new(),
             Self::PmtuTooLarge { .. } => "pmtu".into(),

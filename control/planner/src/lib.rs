@@ -18,10 +18,10 @@
 //! receivers (PEEL 3.2). [`mod@reference`] has the trees that plans are compared with; plans do not use it.
 //!
 //! Where switches are joined by forwarders alone, as relays at the hosts of an ordinary network are, the tree is a star, or has another shape
-//! ([`Request::tree`]).
+//! ([`Request::distribution`]).
 //!
 //! A group with a static core has no state between the switches next to its members: these are a star over routers, which replicate by
-//! static routes what is sent to a multicast address ([`Request::core`]). [`static_core::layout`] has these addresses and routes.
+//! static routes what is sent to a multicast address ([`Request::distribution`]). [`static_core::layout`] has these addresses and routes.
 //!
 //! The IncTree of a collective group hangs below a switch of the lowest level that reaches all ranks (EPIC 6.2),
 //! without switches that lack room.

@@ -2,19 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use castnet_group::Distribution;
 use castnet_rules::{
     Endpoint, FaultKind, GroupKind, GroupRule, HostEndpoint, HostPart, NextHop, RANKS_MAX, RankPart,
     TranslatedRule,
 };
 use castnet_topology::{Cut, Link, NodeId, SwitchKind, Topology, Usable};
-use castnet_wire::{CoreKind, MacAddr, PortId, Psn, TreePath};
+use castnet_wire::{MacAddr, PortId, Psn};
 
 use crate::error::{PlanError, Shortage};
 use crate::grow::{CANDIDATES_MAX, Leaf, Node, Parents, grow, leave_out};
 use crate::load::LinkLoad;
 use crate::overlay::{Route, cut_off, nearest};
 use crate::place::place;
-use crate::relay::{arrange, relays};
+use crate::relay::arrange;
 use crate::request::{Request, RequestKind, Rooms, slots};
 use crate::rules::write;
 use crate::static_core::star;
@@ -33,7 +34,7 @@ pub struct Plan {
     pub rules: BTreeMap<String, GroupRule>,
     /// What switches lack for the mode of the request, if the group is in Mode-III instead ([`Request::may_augment`]).
     pub shortages: Vec<Shortage>,
-    /// Switches without members that get copies of a static core ([`Request::core_copies`]).
+    /// Switches without members that get copies of a static core ([`Distribution::Static`]).
     pub over_covered: BTreeSet<String>,
 }
 
@@ -61,23 +62,12 @@ pub fn plan(
     match request.kind {
         RequestKind::Multicast(rule) => {
             let source = usize::from(rule.source);
-            let parents = match (request.core, request.path) {
-                (CoreKind::Static, _) => star(topology, load, request, (source, &members.hosts))?,
-                (CoreKind::Stateful, TreePath::Edge) => {
-                    let edge = edge(topology, &members.hosts);
-                    best_tree(&edge, load, request, (source, &members.hosts))?
-                }
-                (CoreKind::Stateful, _) => best_tree(topology, load, request, (source, &members.hosts))?,
+            let hosts = (source, members.hosts.as_slice());
+            let parents = match request.distribution {
+                Distribution::Static { .. } => star(topology, load, request, hosts)?,
+                Distribution::Edge(_) => best_tree(&edge(topology, &members.hosts), load, request, hosts)?,
+                Distribution::Switches(_) => best_tree(topology, load, request, hosts)?,
             };
-            if request.path == TreePath::Switches
-                && let Some((relay, route)) = relays(topology, &parents).next()
-            {
-                return Err(PlanError::AtEdge {
-                    relay: topology.name(relay).to_string(),
-                    parent: topology.name(route.far.node).to_string(),
-                    via: route.named(topology).via,
-                });
-            }
             if topology.mtu_min() < needed_mtu(request)
                 && let Some(link) = parents.routes().find_map(|r| narrow(topology, request, r))
             {
@@ -293,7 +283,7 @@ fn best_tree(
         let mut parents = grow(&fabric, load, (top, &distances), &leaves, request.members.len());
         parents.set(Node::Switch(top), Some(entry.reversed()));
         leave_out(&fabric, load, &mut parents);
-        arrange(&fabric, load, &mut parents, request.tree);
+        arrange(&fabric, load, &mut parents, request.distribution.shape());
         trees.push((parents.cost(load), top, parents));
     }
     let best = trees.into_iter().min_by_key(|(cost, top, _)| (*cost, *top));

@@ -4,8 +4,9 @@
 use core::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
+use castnet_group::TreeShape;
 use castnet_topology::{NodeId, Topology, Usable};
-use castnet_wire::TreeShape;
+
 
 use crate::grow::{Node, Parents};
 use crate::load::LinkLoad;
@@ -16,7 +17,7 @@ use crate::overlay::{Reach, Route};
 const COPIES_MAX: u32 = 32;
 
 /// The switches to which forwarders alone lead from the switch above them, and the paths to that. The source, which is no switch, is above the first.
-pub(crate) fn relays<'a>(
+fn relays<'a>(
     topology: &Topology,
     parents: &'a Parents,
 ) -> impl Iterator<Item = (NodeId, &'a Route)> {

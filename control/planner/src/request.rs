@@ -1,11 +1,11 @@
 //! The requested group, and the room of switches.
 
 use core::net::Ipv4Addr;
-use core::num::NonZeroU16;
 use std::collections::BTreeMap;
 
+use castnet_group::Distribution;
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, HostPart, MulticastRule, TranslatedRule};
-use castnet_wire::{CollectiveMode, CoreKind, MacAddr, McstId, Pmtu, Qpn, RateLimit, TreePath, TreeShape};
+use castnet_wire::{CollectiveMode, MacAddr, McstId, Pmtu, Qpn, RateLimit};
 
 /// A requested group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,14 +23,7 @@ pub struct Request {
     /// For a multicast group. With a static core, the switch next to the source sends to those next to receivers, over routers: one copy to the
     /// multicast addresses of the fabric that lead to several of them
     /// ([`Topology::multicast_routes`](castnet_topology::Topology::multicast_routes)).
-    pub core: CoreKind,
-    /// With a static core, the most copies of a packet that leave the switch next to the source: switches without members may get some of
-    /// them, and drop them (PEEL 3.2). `None`: as many as reach switches with members alone.
-    pub core_copies: Option<NonZeroU16>,
-    /// For a multicast group: the shape of its tree where forwarders alone join switches. Not with a static core, which needs a star.
-    pub tree: TreeShape,
-    /// For a multicast group with a stateful core: where its copies are made.
-    pub path: TreePath,
+    pub distribution: Distribution,
     /// Payload bytes of a full packet.
     pub pmtu: Pmtu,
     /// Milliseconds after which a stalled path or collective is reported.
@@ -129,10 +122,7 @@ impl Request {
             mcst_id,
             mcst_ids: BTreeMap::new(),
             own_addresses: false,
-            core: CoreKind::Stateful,
-            core_copies: None,
-            tree: TreeShape::Shortest,
-            path: TreePath::Auto,
+            distribution: Distribution::default(),
             pmtu,
             stall_timeout_ms: DEFAULT_STALL_TIMEOUT_MS,
             rate_limit: None,

@@ -3,11 +3,12 @@
 use core::net::Ipv4Addr;
 use std::collections::{BTreeMap, BTreeSet};
 
+use castnet_group::Distribution;
 use castnet_rules::{
     Endpoint, FaultKind, GroupKind, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, TranslatedRule,
 };
 use castnet_topology::{NodeId, Topology};
-use castnet_wire::{CoreKind, MacAddr, McstId, PortId, Qpn};
+use castnet_wire::{MacAddr, McstId, PortId, Qpn};
 
 use crate::error::PlanError;
 use crate::grow::{Node, Parents};
@@ -58,9 +59,9 @@ pub(crate) fn write(
     }
     number(&mut rules, request);
     mix(&mut rules, request, slots);
-    let over_covered = match request.core {
-        CoreKind::Static => static_core::assign(topology, &tree, &mut rules, request.core_copies)?,
-        CoreKind::Stateful => BTreeSet::new(),
+    let over_covered = match request.distribution {
+        Distribution::Static { copies } => static_core::assign(topology, &tree, &mut rules, copies)?,
+        Distribution::Switches(_) | Distribution::Edge(_) => BTreeSet::new(),
     };
     for (switch, rule) in &rules {
         let mut faults = rule.check(PortId::COUNT);

@@ -83,8 +83,7 @@ pub use mrp::{MrpBody, MrpCall, MrpGift, MrpMember, MrpMemory, MrpPacket, MrpPar
 pub use opcode::{Headers, Kind, Opcode, OpcodeInfo, Position, Transport};
 pub use pause::{ClassMap, ClassSet, Pause, TrafficClass};
 pub use policy::{
-    AnySource, CollectiveMode, CoreKind, LossPolicy, MulticastRepair, NoLatency, NoTreeShape,
-    StragglerPolicy, TreeChoice, TreePath, TreeShape, UnknownPolicy, tree_latency,
+    AnySource, CollectiveMode, LossPolicy, MulticastRepair, StragglerPolicy, UnknownPolicy,
 };
 pub use psn::Psn;
 pub use rate::{BitRate, NotARate, RateLimit, TokenBucket};

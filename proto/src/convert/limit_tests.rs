@@ -360,18 +360,11 @@ fn numbers_of_a_creation_are_taken_up_to_their_edges() {
             [0, 1, 2],
             [3, u32::MAX]
         ),
-        edge!("core", |m: &mut M, n| m.core = n as i32, [0, 1, 2], [3, u32::MAX]),
         edge!(
-            "core_copies",
-            |m: &mut M, n| m.core_copies = n,
-            [0],
-            [1, u32::MAX]
-        ),
-        edge!(
-            "core_copies",
-            |m: &mut M, n| (m.core, m.core_copies) = (v1::CoreKind::Static.into(), n),
-            [0, 1, 1024],
-            [1025, 65_537]
+            "distribution",
+            |m: &mut M, n| m.distribution = format!("static:{n}"),
+            [1, 1024],
+            [0, 1025, 65_537]
         ),
         edge!(
             "on_member_stall.after_ms",

@@ -2,17 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
-use std::num::NonZeroU16;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use castnet_group::{Distribution, TreeChoice};
 use castnet_rules::{
-    DEFAULT_STALL_TIMEOUT_MS, ENDPOINTS_MAX, FaultKind, HostEndpoint, LANES_MAX, RepairRule,
+    DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX, RepairRule,
 };
-use castnet_wire::{
-    AnySource, CoreKind, DropReason, FrameFilter, McstId, NoTreeShape, Pmtu, PortId, Psn, RateLimit,
-    TreeChoice, TreePath, TreeShape, UnknownPolicy,
-};
+use castnet_wire::{AnySource, DropReason, FrameFilter, McstId, Pmtu, PortId, Psn, RateLimit};
 
 use super::job::{DEFAULT_LEASE_MS, wait};
 use super::rule::{self, memory_to_proto, without_keys};
@@ -53,14 +50,8 @@ pub struct NewGroup {
     pub on_stall: Option<OnStall>,
     /// Whether each member may send, and whose PSNs they have.
     pub any_source: Option<AnySource>,
-    /// What the switches between those next to its members know of it.
-    pub core: CoreKind,
-    /// With a static core, the most copies that leave the source's switch.
-    pub core_copies: Option<NonZeroU16>,
-    /// The shape of its tree where forwarders alone join switches.
-    pub tree: TreeChoice,
     /// Where its copies are made.
-    pub path: TreePath,
+    pub distribution: Distribution<TreeChoice>,
     /// Of the source, all lanes together; `None`: no limit, or that of its tenant.
     pub rate_limit: Option<RateLimit>,
     /// Repair from the switches; `None`: the source repeats what is lost.
@@ -162,54 +153,16 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         let expected = "is not possible with any_source: messages of several senders have no common order on several lanes";
         r.fault("lanes", out_of_range(message.lanes, expected));
     }
-    let core = r.read("core", rule::core(message.core), None).unwrap_or_default();
-    if core == CoreKind::Static && any_source.is_some() {
-        r.fault("core", FaultKind::CoreOfAnySource);
-    }
-    let core_copies = match (message.core_copies, core) {
-        (1.., CoreKind::Stateful) => {
-            let expected = "is for a static core: with state in each switch, one copy leaves by each link";
-            r.fault("core_copies", out_of_range(message.core_copies, expected));
-            None
-        }
-        (copies, _) if copies as usize > ENDPOINTS_MAX => {
-            let expected = "is out of range: 1 to 1024 copies";
-            r.fault("core_copies", out_of_range(message.core_copies, expected));
-            None
-        }
-        (copies, _) => u16::try_from(copies).ok().and_then(NonZeroU16::new),
-    };
-    let tree = match message.tree.as_str() {
-        "" => TreeChoice::default(),
+    let distribution = match message.distribution.as_str() {
+        "" => Some(Distribution::default()),
         text => {
-            let choice = text
-                .parse()
-                .map_err(|_: NoTreeShape| bad_text(text, TreeChoice::FORMS));
-            r.take("tree", choice).unwrap_or_default()
+            let read = text.parse::<Distribution<TreeChoice>>();
+            r.take("distribution", read.map_err(|_| bad_text(text, Distribution::<TreeChoice>::FORMS)))
         }
     };
-    let path = match message.path.as_str() {
-        "" => TreePath::default(),
-        text => {
-            let path = text
-                .parse()
-                .map_err(|_: UnknownPolicy| bad_text(text, "auto, switches or edge"));
-            r.take("path", path).unwrap_or_default()
-        }
-    };
-    if core == CoreKind::Static {
-        if tree != TreeChoice::Shape(TreeShape::Shortest) {
-            r.fault(
-                "tree",
-                bad_text(&message.tree, "shortest: a static core needs a star"),
-            );
-        }
-        if path != TreePath::Auto {
-            r.fault(
-                "path",
-                bad_text(&message.path, "auto: a static core is at the edge"),
-            );
-        }
+    let distribution = distribution.unwrap_or_default();
+    if distribution.is_static() && any_source.is_some() {
+        r.fault("distribution", FaultKind::CoreOfAnySource);
     }
     let group = name.zip(source).zip(pmtu).map(|((name, source), pmtu)| NewGroup {
         name,
@@ -227,10 +180,7 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         fails_with_receiver,
         on_stall,
         any_source,
-        core,
-        core_copies,
-        tree,
-        path,
+        distribution,
         rate_limit,
         repair,
     });

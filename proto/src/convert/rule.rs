@@ -5,7 +5,7 @@ use castnet_rules::{
     Limit, LossPolicy, MulticastRule, NextHop, RankPart, RemoteMemory, RepairRule, StragglerPolicy,
     TranslatedRule, bad_burst,
 };
-use castnet_wire::{AnySource, BitRate, CoreKind, MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
+use castnet_wire::{AnySource, BitRate, MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
 
 use super::{
     Invalid, MAC_TEXT, Reader, ip, mac, mcst_id, missing, out_of_range, pmtu, port, port_to_proto, psn, qpn,
@@ -282,7 +282,6 @@ macro_rules! policy {
 policy!(mode, mode_to_proto: CollectiveMode, CollectiveMode { Translated, Augmented, Terminated });
 policy!(loss, loss_to_proto: LossPolicy, CollectiveLossPolicy { Repair, Reflect });
 policy!(any_source, any_source_to_proto: AnySource, AnySource { Bridged, Synchronized });
-policy!(core, core_to_proto: CoreKind, CoreKind { Stateful, Static });
 policy!(straggler, straggler_to_proto: StragglerPolicy, CollectiveStragglerPolicy { KeepAlive, Rnr, None });
 
 /// The rule of a group as a message.

@@ -203,10 +203,7 @@ prop_compose! {
         let members = members.into_iter().map(|(host, connection)| v1::NewMember { host, connection }).collect();
         v1::CreateGroupRequest {
             name, source, members, pmtu, start_psn, va_base, mcst_id, stall_timeout_ms, lanes, on_member_loss, rate_limit, any_source,
-            core: stall_timeout_ms as i32 % 4,
-            core_copies: pmtu % 7,
-            tree: ["", "chain", "auto:9", "ring"][lanes as usize % 4].to_owned(),
-            path: ["", "edge", "switches", "host"][lanes as usize % 4].to_owned(),
+            distribution: ["", "switches:chain", "edge:auto:9", "static", "static:7", "ring"][lanes as usize % 6].to_owned(),
             on_member_stall: (va_base % 5 == 1).then_some(v1::StallPolicy { after_ms: stall_timeout_ms, then: on_member_loss }),
             repair: (va_base % 3 == 1).then_some(v1::MulticastRepair { slots: lanes, ack_timeout_us: pmtu }),
         }
@@ -339,13 +336,13 @@ fn a_member_brings_a_queue_pair_for_each_lane() {
     assert_eq!((group.lanes, qpns), (3, vec![17, 18, 19]));
 
     type Spoil = fn(&mut v1::CreateGroupRequest);
-    let cases: [(&str, Spoil); 23] = [
-        ("core", |m| m.core = 3),
-        ("core_copies", |m| m.core_copies = 1),
-        ("core_copies", |m| (m.core, m.core_copies) = (2, 1025)),
-        ("core", |m| (m.core, m.any_source) = (2, 1)),
-        ("tree", |m| m.tree = "ring".into()),
-        ("tree", |m| (m.core, m.tree) = (2, "chain".into())),
+    let cases: [(&str, Spoil); 21] = [
+        ("distribution", |m| m.distribution = "host".into()),
+        ("distribution", |m| m.distribution = "edge:ring".into()),
+        ("distribution", |m| m.distribution = "static:1025".into()),
+        ("distribution", |m| {
+            (m.distribution, m.any_source) = ("static".into(), 1);
+        }),
         ("lanes", |m| m.lanes = 17),
         ("lanes", |m| m.any_source = 2),
         ("any_source", |m| m.any_source = 3),

@@ -3,11 +3,12 @@
 use std::net::Ipv4Addr;
 
 use castnet_comm::machine::{BroadcastAlgorithm, Collective, HostBasedConfig, Task};
+use castnet_group::{Distribution, TreeShape};
 use castnet_planner::{Member, Request};
 use castnet_rules::MulticastRule;
 use castnet_sim::{HostCost, LinkProfile, RankQp, Routes, SimConfig, Simulation, SwitchCost, TaskMemory};
 use castnet_topology::{SwitchKind, Topology};
-use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn, TreeShape};
+use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn};
 
 fn broadcast(bytes: u64) -> Task {
     Task {
@@ -101,7 +102,7 @@ fn join_multicast(
     };
     let mcst_id = McstId(Ipv4Addr::new(10, 255, 0, 1));
     let request = Request {
-        tree,
+        distribution: Distribution::Switches(tree),
         ..Request::multicast("g", mcst_id, Pmtu::B1024, members, rule)
     };
     sim.join_multicast(topology, &request, qp, config)

@@ -309,7 +309,7 @@ mod tests {
 
     #[test]
     fn command_lines_are_found_in_blocks_and_sentences() {
-        let text = "Say `castnet port` or `castnet group create --tree`, in `castnet`.\n\
+        let text = "Say `castnet port` or `castnet group create --lanes`, in `castnet`.\n\
                     ```console\n\
                     $ sudo A=b castnet send FILE   # a remark\n\
                     # castnet switch --name a \\\n\
@@ -321,7 +321,7 @@ mod tests {
                     ```\n";
         let expected = [
             ("castnet port", true),
-            ("castnet group create --tree", true),
+            ("castnet group create --lanes", true),
             ("castnet send FILE", false),
             ("castnet switch --name a --port b=c", false),
             ("castnet drops", false),

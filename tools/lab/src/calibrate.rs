@@ -13,7 +13,7 @@ use castnet_console::output::{Output, Page, Report};
 use castnet_console::units::{self, bytes};
 use castnet_planner::relay_time;
 use castnet_rnic::Traffic;
-use castnet_wire::{TreeChoice, TreeShape};
+use castnet_group::{TreeChoice, TreeShape};
 use clap::Args;
 use serde::Serialize;
 
@@ -62,7 +62,7 @@ struct Message {
     star_us: f64,
     chain_us: f64,
     binomial_us: f64,
-    /// That of `--tree auto`.
+    /// That of `auto`.
     auto_us: f64,
 }
 

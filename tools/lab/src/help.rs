@@ -10,14 +10,14 @@ Examples:
 
 pub(crate) const CALIBRATE_HELP: &str =
     "Two hosts send each other messages over the network between them, past all groups: a hop is the time of a short message, a copy that of
-one more full packet. The controller needs their ratio, the latency, for groups created with --tree auto. Rank 0 prints it, and the times in
+one more full packet. The controller needs their ratio, the latency, for groups created with --distribution edge:auto. Rank 0 prints it, and the times in
 which relays at the edge have a message in trees of each shape (docs/decisions/0022).
 
 Examples:
   castnet-lab calibrate --interface eth0 --ip 10.0.0.1/24 --name h1 --job c --rank 0 --size 2     at one host
   castnet-lab calibrate --interface eth0 --ip 10.0.0.2/24 --name h2 --job c --rank 1 --size 2     at another one
   castnet controller ... --relay-latency 12.5                                       then
-  castnet group create NAME ... --tree auto:65536";
+  castnet group create NAME ... --distribution edge:auto:65536";
 
 pub(crate) const SKEW_HELP: &str =
     "Figures 6 to 8 of NIC-based multicast over Myrinet. In each call all ranks leave a barrier; then each but rank 0 is late by a time between -max/2 and
@@ -27,7 +27,7 @@ CommLib's broadcast between hosts (binomial tree, or chain), where a late host d
 skews. Rank 0 prints the mean of all processes and calls, and the median over calls of the process that takes longest (LAST).
 
 Examples:
-  castnet group create b --source h1 --members h2,h3 --tree auto:4096
+  castnet group create b --source h1 --members h2,h3 --distribution edge:auto:4096
   castnet-lab skew --interface eth0 --ip 10.0.0.1/24 --name h1 --group b --job s --rank 0 --size 3     at the source
   castnet-lab skew --interface eth0 --ip 10.0.0.2/24 --name h2 --group b --job s --rank 1 --size 3     at each receiver
   castnet-lab skew ... --skew 0 --bytes 1..16K                  no skew: the latency of a broadcast";

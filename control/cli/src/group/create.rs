@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -6,8 +7,9 @@ use castnet_console::api;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::rate::RateArgs;
 use castnet_console::units::{name, number, pmtu, qpn};
-use castnet_rules::DEFAULT_REPAIR_SLOTS;
-use castnet_wire::{MacAddr, TreeChoice, TreePath};
+use castnet_group::{Distribution, TreeChoice};
+use castnet_rules::{DEFAULT_REPAIR_SLOTS, DEFAULT_STALL_TIMEOUT_MS, FaultKind};
+use castnet_wire::MacAddr;
 use clap::{Args, ValueEnum};
 
 use super::collective::CollectiveArgs;
@@ -48,7 +50,7 @@ pub(crate) struct Create {
     #[arg(long, value_name = "VA", default_value = "0", value_parser = number)]
     va_base: u64,
     /// After this time, a path that has not acknowledged and a collective that still waits are reported
-    #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "MS", default_value_t = DEFAULT_STALL_TIMEOUT_MS, value_parser = clap::value_parser!(u32).range(1..))]
     stall_timeout_ms: u32,
     /// A receiver whose process has died is put out while the others go on, or the group fails with it; they also go on
     /// without one that leaves
@@ -73,24 +75,17 @@ pub(crate) struct Create {
         conflicts_with_all = ["rules", "collective"]
     )]
     any_source: Option<Numbers>,
-    /// What the switches between those next to the members know of it: each has state of the group, or none has any, and routers replicate
-    /// what is sent to the multicast addresses of the topology file (its multicast_routes). Shown by castnet group show
-    #[arg(long, value_name = "KIND", value_enum, default_value_t = Core::Stateful, conflicts_with_all = ["rules", "collective", "any_source"])]
-    core: Core,
-    /// With --core static: at most so many copies of a packet leave the source's switch. Some may reach switches without members, which drop
-    /// them: castnet group show names these
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), conflicts_with_all = ["rules", "collective"])]
-    core_copies: Option<u16>,
-    /// Its tree where ordinary switches and routers alone lead from switch to switch, as between relays at hosts: shortest (a star there), star,
-    /// chain, binomial, or `postal:LATENCY[,PACKETS]`, the tree in which all have a message of so many packets soonest, if a packet takes LATENCY
-    /// times as long to the next switch as one more copy of it takes. With `auto[:BYTES]` the controller chooses that for messages of so many
-    /// bytes, 1 MiB by default, with the latency that castnet-lab calibrate has measured
-    #[arg(long, value_name = "SHAPE", default_value_t = TreeChoice::default(), conflicts_with_all = ["rules", "collective"])]
-    tree: TreeChoice,
-    /// Where its copies are made: in the switches on the way and, where ordinary switches and routers alone lead on, at the edge (auto); not at
-    /// the edge (switches); or only there, in the switches next to members (edge). castnet group show tells where they are made, and why
-    #[arg(long, value_name = "PATH", default_value_t = TreePath::Auto, conflicts_with_all = ["rules", "collective"])]
-    path: TreePath,
+    /// Where its copies are made. `switches[:SHAPE]`: in the Castnet switches on the way and, where ordinary switches and routers alone lead on, at the
+    /// edge. `edge[:SHAPE]`: only in the switches next to members. SHAPE is that of the tree at the edge: shortest (a star there), star, chain, binomial,
+    /// or `postal:LATENCY[,PACKETS]`, the tree in which all have a message of so many packets soonest, if a packet takes LATENCY times as long to
+    /// the next switch as one more copy of it takes. With `auto[:BYTES]` the controller chooses that for messages of so many bytes, 1 MiB by
+    /// default, with the latency that castnet-lab calibrate has measured. `static[:COPIES]`: in routers, which have no state of the group and replicate
+    /// what is sent to the multicast addresses of the topology file (its multicast_routes). At most COPIES of a packet leave the source's switch:
+    /// some may reach switches without members, which drop them. castnet group show tells where copies are made
+    #[arg(long, value_name = "HOW", default_value_t = Distribution::default(), conflicts_with_all = ["rules", "collective"])]
+    distribution: Distribution<TreeChoice>,
+    #[command(flatten)]
+    replaced: Replaced,
     /// Who repeats what is lost: the source, or the nearest switch, which keeps --repair-slots packets for it
     #[arg(long, value_enum, value_name = "SIDE", default_value_t = Repair::Source)]
     repair: Repair,
@@ -118,10 +113,21 @@ pub(crate) struct Create {
     pub(crate) collective: CollectiveArgs,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Core {
-    Stateful,
-    Static,
+/// Flags whose values `--distribution` has now: each is refused with what to write.
+#[derive(Clone, Debug, Default, Args)]
+struct Replaced {
+    #[arg(long, hide = true, value_name = "KIND", value_parser = |kind: &str| instead(if kind == "static" { "static" } else { "switches" }))]
+    core: Option<Infallible>,
+    #[arg(long, hide = true, value_name = "N", value_parser = |copies: &str| instead(&format!("static:{copies}")))]
+    core_copies: Option<Infallible>,
+    #[arg(long, hide = true, value_name = "SHAPE", value_parser = |shape: &str| instead(&format!("switches:{shape}")))]
+    tree: Option<Infallible>,
+    #[arg(long, hide = true, value_name = "PATH", value_parser = |path: &str| instead(if path == "edge" { "edge" } else { "switches" }))]
+    path: Option<Infallible>,
+}
+
+fn instead(distribution: &str) -> Result<Infallible, String> {
+    Err(format!("write --distribution {distribution}"))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -230,6 +236,10 @@ impl Create {
 
     /// What the flags contradict each other in.
     pub(crate) fn check(&self) -> Outcome {
+        if self.distribution.is_static() && self.any_source.is_some() {
+            return Err(Failure::usage(format!("--distribution static {}", FaultKind::CoreOfAnySource))
+                .next("leave --any-source out, or take --distribution switches"));
+        }
         let mut given = BTreeSet::new();
         match self.connection.iter().find(|c| !given.insert(&c.host)) {
             Some(twice) => Err(Failure::usage(format!(
@@ -277,13 +287,7 @@ impl Create {
                 slots: self.repair_slots.into(),
                 ack_timeout_us: 0,
             }),
-            core: match self.core {
-                Core::Stateful => api::CoreKind::Stateful,
-                Core::Static => api::CoreKind::Static,
-            } as i32,
-            core_copies: self.core_copies.map_or(0, u32::from),
-            tree: self.tree.to_string(),
-            path: self.path.to_string(),
+            distribution: self.distribution.to_string(),
             on_member_loss: self.on_member_loss.message(),
             on_member_stall: self.on_member_stall.message(self.member_stall_ms),
             any_source: match self.any_source {
@@ -338,10 +342,7 @@ mod tests {
             "--member-stall-ms 700",
             "--start-psn 1",
             "--va-base 1",
-            "--core static",
-            "--core-copies 2",
-            "--tree chain",
-            "--path edge",
+            "--distribution edge:chain",
             "--any-source",
         ];
         let of_both = [
@@ -371,6 +372,23 @@ mod tests {
     }
 
     #[test]
+    fn flags_that_were_replaced_say_what_to_write() {
+        for (flag, instead) in [
+            ("--core static", "static"),
+            ("--core stateful", "switches"),
+            ("--core-copies 3", "static:3"),
+            ("--tree auto:4096", "switches:auto:4096"),
+            ("--path edge", "edge"),
+            ("--path auto", "switches"),
+        ] {
+            let line = format!("castnet group create g --source h1 --members h2 {flag}");
+            let refused = crate::cli::Cli::try_parse_from(line.split_whitespace()).err();
+            let said = refused.map(|error| error.to_string()).unwrap_or_default();
+            assert!(said.contains(&format!("write --distribution {instead}\n")), "{flag}: {said}");
+        }
+    }
+
+    #[test]
     fn the_source_is_a_member_and_nobody_is_one_twice() {
         let create = Create {
             name: Some("g".to_owned()),
@@ -386,10 +404,8 @@ mod tests {
             on_member_stall: Stall::Fail,
             member_stall_ms: 700,
             any_source: None,
-            core: Core::Static,
-            core_copies: None,
-            tree: TreeChoice::default(),
-            path: TreePath::Auto,
+            distribution: Distribution::Edge(TreeChoice::default()),
+            replaced: Replaced::default(),
             repair: Repair::Source,
             repair_slots: DEFAULT_REPAIR_SLOTS,
             rate: RateArgs::default(),
@@ -419,6 +435,13 @@ mod tests {
         let failure = twice.check().expect_err("twice");
         assert!(
             failure.code() == 2 && failure.what.contains("twice for host h3"),
+            "{failure}"
+        );
+        twice.distribution = Distribution::Static { copies: None };
+        twice.any_source = Some(Numbers::Bridged);
+        let failure = twice.check().expect_err("one source");
+        assert!(
+            failure.code() == 2 && failure.what.contains("leads from one source"),
             "{failure}"
         );
     }

@@ -5,6 +5,7 @@ use castnet_console::output::{Page, Report};
 use castnet_console::tree::{self, Node};
 use castnet_console::units::{bytes, count, first_of, plural};
 use castnet_console::{connect, rate};
+use castnet_group::Distribution;
 use castnet_proto::transport::{Address, Security};
 use castnet_worker::engine::MulticastCounters;
 use serde::Serialize;
@@ -57,6 +58,11 @@ pub(super) fn over_covered(switches: &[String]) -> String {
     format!("{named}: no members there; a copy of each packet is dropped")
 }
 
+fn is_static(state: &api::GroupState) -> bool {
+    let distribution = state.distribution.parse::<Distribution>();
+    distribution.is_ok_and(|distribution| distribution.is_static())
+}
+
 /// Where the copies of a multicast group are made, in one word and in several, with the reason.
 fn path(tree: &[api::TreeNode]) -> (&'static str, String) {
     let below = tree.iter().filter(|node| !node.parent.is_empty());
@@ -89,7 +95,7 @@ impl GroupReport {
             None => Self::of_multicast(&state),
         };
         let tree = group.collective.as_ref().map_or(&group.tree, |group| &group.tree);
-        if group.collective.is_none() && state.core() == api::CoreKind::Stateful {
+        if group.collective.is_none() && !is_static(&state) {
             let (path, words) = path(tree);
             report.facts.add_as("path", path, "path", words);
         }
@@ -160,32 +166,22 @@ impl GroupReport {
             facts.add("psns", "PSNs of hosts", last_word(numbers.as_str_name()));
         }
         facts.add_as("source", state.source.as_str(), "source", source);
-        if state.core() == api::CoreKind::Static {
-            let words = match &state.refinement {
-                None => "static".to_owned(),
-                Some(refined) => {
-                    facts.field(
-                        "refinement",
-                        json!({ "address": refined.address, "copies": refined.copies }),
-                    );
-                    format!(
-                        "static; one copy to {}, from which programmable routers make those for {}",
-                        refined.address,
-                        first_of(refined.copies.iter(), NAMED_MAX)
-                    )
-                }
-            };
-            facts.add_as("core", "static", "core", words);
-            if state.core_copies > 0 {
-                facts.add("core_copies", "most copies", state.core_copies);
+        let words = match &state.refinement {
+            None => state.distribution.clone(),
+            Some(refined) => {
+                let (address, copies) = (&refined.address, &refined.copies);
+                facts.field("refinement", json!({ "address": address, "copies": copies }));
+                let named = first_of(copies.iter(), NAMED_MAX);
+                format!(
+                    "{}; one copy to {address}, from which programmable routers make those for {named}",
+                    state.distribution
+                )
             }
-            if !state.over_covered.is_empty() {
-                let words = over_covered(&state.over_covered);
-                facts.add_as("over_covered", json!(state.over_covered), "over-covered", words);
-            }
-        }
-        if state.tree != "shortest" {
-            facts.add("tree_shape", "tree shape", state.tree.as_str());
+        };
+        facts.add_as("distribution", state.distribution.as_str(), "distribution", words);
+        if !state.over_covered.is_empty() {
+            let words = over_covered(&state.over_covered);
+            facts.add_as("over_covered", json!(state.over_covered), "over-covered", words);
         }
         facts.add("pmtu", "PMTU", state.pmtu);
         facts.add("start_psn", "start PSN", state.start_psn);

@@ -57,7 +57,7 @@ fn operators() -> v1::Route {
 /// Groups with a static core: the first host sends.
 async fn create(lab: &Lab, client: &Client, (name, qpn): (&str, u32), hosts: &[&str]) {
     let request = v1::CreateGroupRequest {
-        core: v1::CoreKind::Static.into(),
+        distribution: "static".into(),
         ..lab.given(name, hosts, qpn)
     };
     client.clone().create_group(request).await.unwrap();
@@ -227,9 +227,8 @@ async fn routes_of_another_controller_stay_until_they_are_purged() {
 async fn a_group_with_few_copies_says_which_switches_get_them_for_nothing() {
     let lab = Lab::new(star("239.200.0.0/24")).await;
     let (controller, client) = lab.start().await;
-    let request = |name: &str, copies, qpn| v1::CreateGroupRequest {
-        core: v1::CoreKind::Static.into(),
-        core_copies: copies,
+    let request = |name: &str, copies: u16, qpn| v1::CreateGroupRequest {
+        distribution: format!("static:{copies}"),
         ..lab.given(name, &["h0", "h1", "h4"], qpn)
     };
     client.clone().create_group(request("g", 1, 17)).await.unwrap();
@@ -238,7 +237,7 @@ async fn a_group_with_few_copies_says_which_switches_get_them_for_nothing() {
     let (_controller, client) = lab.start().await;
     let state = reaches(&client, "g", Active).await.state.unwrap();
     assert_eq!(state.over_covered, ["leaf2", "leaf3", "leaf5"]);
-    assert_eq!(state.core_copies, 1);
+    assert_eq!(state.distribution, "static:1");
     let planned = v1::PlanGroupRequest {
         group: Some(v1::plan_group_request::Group::Multicast(request("other", 1, 19))),
     };

@@ -365,7 +365,7 @@ async fn a_receiver_leaves_a_group_with_a_static_core_and_comes_back() {
     let lab = Lab::new(castnet_topology::Topology::from_toml(&(file + &links)).unwrap()).await;
     let (controller, client) = lab.start().await;
     let request = v1::CreateGroupRequest {
-        core: v1::CoreKind::Static as i32,
+        distribution: "static".into(),
         ..creation("g", &HOSTS)
     };
     client.clone().create_group(request).await.unwrap();
@@ -402,5 +402,5 @@ async fn a_receiver_leaves_a_group_with_a_static_core_and_comes_back() {
     // Another controller knows it.
     controller.stop().await;
     let (_controller, client) = lab.start().await;
-    assert_eq!(get(&client).await.state.unwrap().core(), v1::CoreKind::Static);
+    assert_eq!(get(&client).await.state.unwrap().distribution, "static");
 }

@@ -1,7 +1,7 @@
 //! Broadcasts that wait for each other (NIC-based multicast over Myrinet, 5.4), explored in all orders of deliveries. A relay of the paper takes a
 //! message with a receive token, which it keeps until all relays below it have the message.
 
-use castnet_wire::TreeShape;
+use castnet_group::TreeShape;
 use stateright::{Checker, Model, Property};
 
 use crate::relays::{above, planned_from, segment};

@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
+use castnet_group::{Distribution, TreeShape};
 use castnet_planner::{
     LinkLoad, Member, Plan, PlanError, Request, Room, RoomTable, Tree, TreeNode, plan as place,
 };
 use castnet_rules::{ENDPOINTS_MAX, Endpoint, GroupRule, NextHop, TranslatedRule};
 use castnet_topology::{End, LinkId, SwitchKind, Topology};
-use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Qpn, TreeShape};
+use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Qpn};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -525,7 +526,7 @@ proptest! {
     #[test]
     fn multicast_reaches_each_member_once((t, members, own) in mixed(), tree in shape()) {
         let (source, receivers) = (members[0].as_str(), members[1..].iter().map(String::as_str));
-        let wanted = Request { mcst_ids: own.clone(), tree, ..request(source, &receivers.collect::<Vec<_>>()) };
+        let wanted = Request { mcst_ids: own.clone(), distribution: Distribution::Switches(tree), ..request(source, &receivers.collect::<Vec<_>>()) };
         let castnet = t.switches().any(|s| s.kind == SwitchKind::Castnet && t.connected(source, &s.name));
         match plan(&t, &LinkLoad::new(), &wanted) {
             Ok(p) => {

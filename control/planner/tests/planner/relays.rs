@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use castnet_group::{Distribution, TreeShape};
 use castnet_planner::{LinkLoad, Plan, Request};
 use castnet_topology::Topology;
-use castnet_wire::{McstId, TreePath, TreeShape};
+use castnet_wire::McstId;
 
 use crate::common::{plan, request};
 use crate::mixed::{Fabric, check, names};
@@ -48,7 +49,7 @@ pub(crate) fn planned_from(t: &Topology, (source, hosts): (u8, u8), tree: TreeSh
         .collect();
     let wanted = Request {
         mcst_ids: own.clone(),
-        tree,
+        distribution: Distribution::Switches(tree),
         ..request(&source, &receivers)
     };
     let p = plan(t, &LinkLoad::new(), &wanted).expect("a plan");
@@ -121,7 +122,7 @@ fn a_mixed_tree_keeps_its_switches_and_has_relays_behind_the_last_one() {
     }
     let receivers = ["h1", "h2", "h3", "h4"];
     let wanted = Request {
-        tree: TreeShape::Chain,
+        distribution: Distribution::Switches(TreeShape::Chain),
         ..request("h0", &receivers)
     };
     let p = plan(&f.topology, &LinkLoad::new(), &wanted).expect("a plan");
@@ -132,21 +133,16 @@ fn a_mixed_tree_keeps_its_switches_and_has_relays_behind_the_last_one() {
 #[test]
 fn at_the_edge_the_switches_above_only_forward() {
     let t = Topology::leaf_spine(5, 2, 1).expect("a fabric");
-    let wanted = |path, tree| Request {
-        path,
-        tree,
+    let wanted = |distribution| Request {
+        distribution,
         ..request("h0", &["h1", "h2", "h3"])
     };
-    let planned = |path, tree| plan(&t, &LinkLoad::new(), &wanted(path, tree)).expect("a plan");
-    let auto = planned(TreePath::Auto, TreeShape::Chain);
-    let switches: Vec<&str> = auto.rules.keys().map(String::as_str).collect();
+    let planned = |distribution| plan(&t, &LinkLoad::new(), &wanted(distribution)).expect("a plan");
+    let inside = planned(Distribution::Switches(TreeShape::Chain));
+    let switches: Vec<&str> = inside.rules.keys().map(String::as_str).collect();
     assert_eq!(switches, ["leaf0", "leaf1", "leaf2", "leaf3", "spine0"]);
-    assert_eq!(
-        planned(TreePath::Switches, TreeShape::Chain),
-        auto,
-        "no relay is needed"
-    );
-    let chain = planned(TreePath::Edge, TreeShape::Chain);
+    assert_eq!(planned(Distribution::default()), inside, "there are no relays");
+    let chain = planned(Distribution::Edge(TreeShape::Chain));
     let switches: Vec<&str> = chain.rules.keys().map(String::as_str).collect();
     assert_eq!(switches, ["leaf0", "leaf1", "leaf2", "leaf3"]);
     let nodes = chain.tree.nodes();
@@ -167,24 +163,6 @@ fn at_the_edge_the_switches_above_only_forward() {
         chain.rules.values().all(|rule| rule.endpoints.len() <= 3),
         "{chain:?}"
     );
-}
-
-#[test]
-fn relays_that_are_not_wanted_are_named() {
-    for is_routed in [false, true] {
-        let own = |host| (format!("relay{host}"), McstId([10, 200, host, 7].into()));
-        let wanted = Request {
-            mcst_ids: (0..3).map(own).collect(),
-            path: TreePath::Switches,
-            ..request("h0", &["h2"])
-        };
-        let error = plan(&segment(3, 2, is_routed), &LinkLoad::new(), &wanted).expect_err("a relay");
-        assert_eq!(error.field(), "path");
-        assert_eq!(
-            error.to_string(),
-            "path: no Castnet switch is between relay0 and relay2, only even: relay0 would pass the data on at the edge"
-        );
-    }
 }
 
 #[test]
@@ -213,7 +191,7 @@ fn relays_of_eight_racks_in_a_chain() {
     let receivers: Vec<&str> = receivers.iter().map(String::as_str).collect();
     let wanted = Request {
         mcst_ids: own,
-        tree: TreeShape::Chain,
+        distribution: Distribution::Switches(TreeShape::Chain),
         ..request("h0", &receivers)
     };
     let p = plan(&f.topology, &LinkLoad::new(), &wanted).expect("a plan");

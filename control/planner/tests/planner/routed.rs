@@ -4,12 +4,13 @@ use core::net::Ipv4Addr;
 use core::num::NonZeroU16;
 use std::collections::{BTreeMap, BTreeSet};
 
+use castnet_group::Distribution;
 use castnet_planner::prefix::Space;
 use castnet_planner::static_core::{Layout, layout};
 use castnet_planner::{LinkLoad, PlanError, Request};
 use castnet_rules::{GroupRule, Ipv4Net};
 use castnet_topology::{End, MulticastRoute, SwitchKind, Topology};
-use castnet_wire::{CoreKind, MacAddr, McstId};
+use castnet_wire::{MacAddr, McstId};
 use proptest::prelude::*;
 
 use crate::common::{plan, request};
@@ -242,8 +243,9 @@ fn over_core_with(
     let leaves: Vec<&str> = leaves.iter().map(String::as_str).collect();
     let wanted = Request {
         mcst_ids: ids(&leaves),
-        core: CoreKind::Static,
-        core_copies: copies.and_then(NonZeroU16::new),
+        distribution: Distribution::Static {
+            copies: copies.and_then(NonZeroU16::new),
+        },
         ..request("h0", hosts)
     };
     plan(t, &LinkLoad::new(), &wanted)
@@ -370,7 +372,7 @@ fn too_few_copies_are_refused_with_how_many_it_takes() {
     let p = over_core_with(&t, &all, Some(2)).unwrap_err();
     assert_eq!(
         p.to_string(),
-        "core: 2 copies are too few: the multicast addresses of the fabric lead to the members with 3 or more"
+        "distribution: 2 copies are too few: the multicast addresses of the fabric lead to the members with 3 or more"
     );
     let exact = over_core_with(&t, &["h1", "h3", "h5"], Some(2)).unwrap();
     assert_eq!((sent(&t, &exact).0, exact.over_covered.len()), (2, 0));
@@ -506,7 +508,7 @@ fn a_core_switch_of_a_k_ary_fat_tree_has_at_most_a_route_and_a_half_for_each_por
     assert!(castnet_planner::static_core::layout(&t, "239.1.0.0/23".parse().unwrap()).is_ok());
     let small = castnet_planner::static_core::layout(&t, "239.1.0.0/24".parse().unwrap());
     let said = small.unwrap_err().to_string();
-    assert_eq!(said, "core: 239.1.0.0/24 is too small: 16 pods need a /23");
+    assert_eq!(said, "distribution: 239.1.0.0/24 is too small: 16 pods need a /23");
 }
 
 /// PEEL 3.3: of a fat tree's routers, only its core switches know groups. The others lead to them.
@@ -571,7 +573,7 @@ fn groups_of_a_static_core_touch_no_switch_of_the_core() {
         });
         let wanted = Request {
             mcst_ids: mcst_ids.collect(),
-            core: CoreKind::Static,
+            distribution: Distribution::Static { copies: None },
             ..request(members[0], &members[1..])
         };
         let p = plan(&t, &load, &wanted).unwrap();
@@ -595,13 +597,13 @@ fn a_static_core_needs_routers_that_replicate() {
     let none = core(3, &[]);
     assert_eq!(
         said(&none, &["h1", "h3"]),
-        "core: the topology has no [[multicast_routes]]: no router replicates"
+        "distribution: the topology has no [[multicast_routes]]: no router replicates"
     );
     // One other switch needs no copies.
     over_core(&none, &["h1", "h2"]).expect("a plan");
     let adjacent = Topology::leaf_spine(2, 1, 2).unwrap();
     assert_eq!(
         said(&adjacent, &["h1", "h2"]),
-        "core: no path of routers alone joins switch \"leaf0\", next to the source, and switch \"leaf1\""
+        "distribution: no path of routers alone joins switch \"leaf0\", next to the source, and switch \"leaf1\""
     );
 }

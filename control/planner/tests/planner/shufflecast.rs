@@ -409,13 +409,13 @@ fn splitters_that_form_no_shufflecast_are_refused() {
     let said = |t: &Topology, block: Ipv4Net| layout(t, block).unwrap_err().to_string();
     assert_eq!(
         said(&t, "239.0.0.0/30".parse().unwrap()),
-        "core: 239.0.0.0/30 is too small: 8 ToRs have an address each"
+        "distribution: 239.0.0.0/30 is too small: 8 ToRs have an address each"
     );
     let first = |from: &str, to: &str| Topology::from_toml(&t.to_toml().replacen(from, to, 1)).unwrap();
     let wrong = first("{ port = 0, to = \"tor4:2\" }", "{ port = 0, to = \"tor6:2\" }");
     assert_eq!(
         said(&wrong, block),
-        "core: the splitter of \"tor0\" leads to {\"tor5\", \"tor6\"}; ToR 0 of a 2,2-Shufflecast has {\"tor4\", \"tor5\"}"
+        "distribution: the splitter of \"tor0\" leads to {\"tor5\", \"tor6\"}; ToR 0 of a 2,2-Shufflecast has {\"tor4\", \"tor5\"}"
     );
     let fewer = first(
         "[[splitters]]\nfrom = \"tor7\"\nlinks = [{ port = 0, to = \"tor2:3\" }, { port = 1, to = \"tor3:3\" }]",
@@ -423,6 +423,6 @@ fn splitters_that_form_no_shufflecast_are_refused() {
     );
     assert_eq!(
         said(&fewer, block),
-        "core: 7 [[splitters]] with 2 links each are no Shufflecast, which has k * 2^k ToRs for a k from 2 on"
+        "distribution: 7 [[splitters]] with 2 links each are no Shufflecast, which has k * 2^k ToRs for a k from 2 on"
     );
 }

@@ -5,7 +5,7 @@ use castnet_wire::ipv4::is_forwarded_multicast;
 use castnet_wire::red::mark_frame;
 use castnet_wire::{
     BitRate, ClassSet, CounterSet, Ipv4, Ipv6, NakCode, Nanos, Opcode, Psn, RateLimit, RnrTimer, Syndrome,
-    TokenBucket, TrafficClass, TreeChoice, TreeShape, ipv4, ipv6,
+    TokenBucket, TrafficClass, ipv4, ipv6,
 };
 
 /// Of ECN's four values, ECT(0) and ECT(1) become CE; the others stay. Nothing else changes, and a right checksum stays right.
@@ -255,41 +255,6 @@ fn routers_forward_multicast_from_224_0_1_0_on() {
             "{first:?}/{length}"
         );
     }
-}
-
-#[test]
-fn the_shape_of_a_tree_is_that_of_its_text() {
-    let postal = |latency, packets| Some(TreeShape::Postal { latency, packets });
-    for (text, expected) in [
-        ("postal:1", postal(100, 1)),
-        ("postal:1000,1000000", postal(100_000, 1_000_000)),
-        ("postal:2.5,7", postal(250, 7)),
-        ("postal:2.05", postal(205, 1)),
-        ("postal:0.99", None),
-        ("postal:1000.01", None),
-        ("postal:1,0", None),
-        ("postal:1,1000001", None),
-        ("star", Some(TreeShape::Star)),
-        ("ring", None),
-    ] {
-        let expected = expected.map(TreeChoice::Shape);
-        assert_eq!(text.parse::<TreeChoice>().ok(), expected, "{text}");
-    }
-    for (text, message) in [
-        ("auto", Some(1 << 20)),
-        ("auto:1", Some(1)),
-        ("auto:0", None),
-        ("auto:", None),
-        ("auto1", None),
-    ] {
-        let expected = message.map(|message| TreeChoice::Auto { message });
-        assert_eq!(text.parse::<TreeChoice>().ok(), expected, "{text}");
-    }
-    let auto = |message, payload| TreeChoice::Auto { message }.shape(300, payload);
-    assert_eq!(Some(auto(1024, 1024)), postal(300, 1));
-    assert_eq!(Some(auto(1025, 1024)), postal(300, 2));
-    assert_eq!(Some(auto(7, 0)), postal(300, 7));
-    assert_eq!(Some(auto(u32::MAX, 1)), postal(300, 1_000_000));
 }
 
 castnet_wire::counters! {

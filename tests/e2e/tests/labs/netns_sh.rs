@@ -214,7 +214,7 @@ fn until(what: &str, is: &dyn Fn() -> Result<bool>) -> Result<()> {
 fn shapes(lab: &Lab, file: &Path, size: u64) -> Result<()> {
     for (shape, copies) in [("star", 3), ("chain", 1), ("auto", 2)] {
         let before = sent_by_first(lab)?;
-        let out = send(lab, file, &format!("--tree {shape} --path edge --repair switch"))?;
+        let out = send(lab, file, &format!("--distribution edge:{shape} --repair switch"))?;
         let [said, errors] = [&out.stdout, &out.stderr].map(|bytes| String::from_utf8_lossy(bytes));
         ensure!(out.status.success(), "{shape}: {said}\n{errors}");
         let bytes = sent_by_first(lab)? - before;
@@ -223,13 +223,6 @@ fn shapes(lab: &Lab, file: &Path, size: u64) -> Result<()> {
             "{shape}: {bytes} bytes for {copies} copies"
         );
     }
-    // A group that needs relays is refused.
-    let out = send(lab, file, "--path switches")?;
-    let errors = String::from_utf8_lossy(&out.stderr);
-    ensure!(
-        !out.status.success() && errors.contains("path: no Castnet switch is between relay1 and relay"),
-        "{errors}"
-    );
     Ok(())
 }
 
@@ -252,7 +245,7 @@ fn acknowledged(lab: &Lab, host: &str) -> Result<Psn> {
 /// The receiver at the second relay of a chain hangs. Those below it get what its relay has got, and the file goes on with it.
 fn an_application_hangs(lab: &Lab, file: &Path) -> Result<()> {
     let mut command = lab.command("send", &[&file.to_string_lossy()]);
-    let group = "--tree chain --repair switch --rate 10M";
+    let group = "--distribution edge:chain --repair switch --rate 10M";
     let command = command.env("GROUP", group).stdout(Stdio::piped());
     let (running, before) = (command.stderr(Stdio::piped()).spawn()?, sent_by_first(lab)?);
     until("sent", &|| Ok(sent_by_first(lab)? > before + 200_000))?;
@@ -284,7 +277,7 @@ fn an_application_hangs(lab: &Lab, file: &Path) -> Result<()> {
 /// A relay in the middle of a chain dies. The receiver behind it is put out, and the others get every byte over the relays that are left.
 fn a_relay_dies(lab: &Lab, file: &Path) -> Result<()> {
     let mut command = lab.command("send", &[&file.to_string_lossy()]);
-    let group = "--tree chain --repair switch --rate 10M --on-member-stall evict --member-stall-ms 3000";
+    let group = "--distribution edge:chain --repair switch --rate 10M --on-member-stall evict --member-stall-ms 3000";
     let running = command
         .env("GROUP", group)
         .stdout(Stdio::piped())
@@ -495,7 +488,7 @@ fn a_file_goes_over_a_core_of_pods() -> Result<()> {
     let size = 20_000_000;
     write_random(&file, size, 7)?;
     let lab = Lab::up("pods", &["pods"])?;
-    let out = send(&lab, &file, "--core static --rate 80M")?;
+    let out = send(&lab, &file, "--distribution static --rate 80M")?;
     let [said, errors] = [&out.stdout, &out.stderr].map(|bytes| String::from_utf8_lossy(bytes));
     ensure!(out.status.success(), "{said}\n{errors}");
     ensure!(said.matches("has every byte").count() == 7, "{said}");

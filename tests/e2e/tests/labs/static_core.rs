@@ -161,7 +161,7 @@ fn send(lab: &mut Lab, controller: &str, repair: &str, edges: usize) -> Result<(
         size: 0,
         seed: 7,
     };
-    let create = ["--core", "static", "--repair", repair, "--rate", "20M"];
+    let create = ["--distribution", "static", "--repair", repair, "--rate", "20M"];
     lab.create_group_with(&transfer, &create)?;
     let running = lab.start_stream(&transfer, &["--fallback", "off"])?;
     let mut seen = None;
@@ -184,7 +184,7 @@ fn send(lab: &mut Lab, controller: &str, repair: &str, edges: usize) -> Result<(
     })?;
     running.finish()?;
     let shown = lab.castnet_json(&["group", "show", &group, "--controller", controller])?;
-    ensure!(shown["core"] == "static", "{shown}");
+    ensure!(shown["distribution"] == "static", "{shown}");
     Ok(())
 }
 
@@ -231,7 +231,7 @@ fn a_programmable_core_takes_over_the_copies_in_the_middle_of_a_stream() {
             size: 0,
             seed: 7,
         };
-        let create = ["--core", "static", "--repair", "switch", "--rate", "20M"];
+        let create = ["--distribution", "static", "--repair", "switch", "--rate", "20M"];
         lab.create_group_with(&transfer, &create)?;
         let running = lab.start_stream(&transfer, &["--fallback", "off"])?;
         let mut refinement = Value::Null;

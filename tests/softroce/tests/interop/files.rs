@@ -128,7 +128,7 @@ fn file(scene: &mut Scene, op: Op) -> Result<String> {
 fn over_static_core(scene: &mut Scene, repair: &str) -> Result<String> {
     scene.static_core(3, &["loss=1%,seed=23"])?;
     let group = format!("core-{repair}");
-    let create = ["--core", "static", "--repair", repair];
+    let create = ["--distribution", "static", "--repair", repair];
     let members = Members::of_running(scene, (&group, "h1"), &create, Op::Write)?;
     transfer(scene, &group, "h1", &members)?;
     let fabric = scene.running()?;
@@ -154,7 +154,7 @@ fn over_static_core(scene: &mut Scene, repair: &str) -> Result<String> {
 /// gives the ToRs their routes.
 fn over_shufflecast(scene: &mut Scene) -> Result<String> {
     scene.static_core(8, &["loss=1%,seed=23"])?;
-    let create = ["--core", "static"];
+    let create = ["--distribution", "static"];
     let members = Members::of_running(scene, ("shufflecast", "h1"), &create, Op::Write)?;
     transfer(scene, "shufflecast", "h1", &members)?;
     let fabric = scene.running()?;
@@ -179,7 +179,7 @@ fn over_relays(scene: &mut Scene) -> Result<String> {
             .with_context(|| core.to_string())
     };
     let (group, before) = ("relays", copied(scene)?);
-    let create = ["--tree", "chain", "--repair", "switch"];
+    let create = ["--distribution", "edge:chain", "--repair", "switch"];
     let members = Members::of_running(scene, (group, "h1"), &create, Op::Write)?;
     transfer(scene, group, "h1", &members)?;
     let copies = copied(scene)? - before;

@@ -3,12 +3,13 @@
 use std::net::Ipv4Addr;
 
 use castnet_comm::machine::{BroadcastAlgorithm, Collective, HostBasedConfig, Task};
+use castnet_group::{Distribution, TreeShape};
 use castnet_planner::{Member, Request};
 use castnet_rules::{MulticastRule, RepairRule};
 use castnet_sim::{HostCost, LinkProfile, RankQp, Routes, SimConfig, Simulation};
 use castnet_topology::{End, LinkId, Topology};
 use castnet_wire::control::{CallFlags, DataType, Operation};
-use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn, TreeShape};
+use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn};
 
 use crate::sim::figures::Failed;
 
@@ -254,7 +255,7 @@ impl Broadcast {
             ..MulticastRule::default()
         };
         let request = Request {
-            tree: self.tree,
+            distribution: Distribution::Switches(self.tree),
             ..Request::multicast("group", mcst_id, PMTU, members, rule)
         };
         sim.join_multicast(topology, &request, qp, config)?;

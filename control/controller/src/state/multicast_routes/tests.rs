@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 
 use castnet_planner::shufflecast::Shufflecast;
-use castnet_wire::CoreKind;
 
 use super::*;
 use crate::config::SwitchConfig;
@@ -121,7 +120,7 @@ fn relays_that_all_work_get_their_routes() {
 #[test]
 fn a_group_has_its_address_from_the_start() {
     let mut core = star();
-    run(&mut core, "g", 1, CoreKind::Static, &[0, 1, 2]);
+    run(&mut core, "g", 1, "static", &[0, 1, 2]);
     let draft = core.begin_refinement("g").unwrap();
     let own = Ipv4Net::from(draft.refinement.address);
     core.finish_refinement("g", draft);

@@ -1,6 +1,7 @@
 //! Broadcasts on the machines of the paper, by the NICs or by the hosts.
 
-use castnet_wire::{Nanos, TreeShape};
+use castnet_group::TreeShape;
+use castnet_wire::Nanos;
 
 use super::machines::Costs;
 use crate::sim::figures::Failed;

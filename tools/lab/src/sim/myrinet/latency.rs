@@ -2,7 +2,7 @@
 
 use castnet_console::plot::{Axes, Curve, Panel};
 use castnet_console::units::bytes;
-use castnet_wire::TreeShape;
+use castnet_group::TreeShape;
 
 use super::Extent;
 use super::casts::{Cast, Level, Scheme, by_packets, optimal};

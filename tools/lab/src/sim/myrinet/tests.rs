@@ -1,6 +1,7 @@
 //! Each figure at a small extent.
 
-use castnet_wire::{Nanos, TreeShape};
+use castnet_group::TreeShape;
+use castnet_wire::Nanos;
 
 use super::casts::{Cast, Level, Scheme, by_packets, optimal};
 use super::latency::{self, multicast};

@@ -125,10 +125,7 @@ impl GroupKind for Multicast {
         };
         Request {
             stall_timeout_ms: self.report_stalls_ms(),
-            core: self.core,
-            core_copies: self.core_copies,
-            tree: self.tree,
-            path: self.path,
+            distribution: self.distribution,
             ..Request::multicast(&record.name, record.mcst_id, self.pmtu, members, rule)
         }
     }

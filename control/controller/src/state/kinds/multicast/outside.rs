@@ -303,10 +303,7 @@ mod tests {
             fails_with_receiver: false,
             rate_limit: None,
             any_source: None,
-            core_copies: None,
-            core: Default::default(),
-            tree: Default::default(),
-            path: Default::default(),
+            distribution: Default::default(),
             repair: None,
         };
         let mut group = Multicast::new(group, Psn::new(0), 100);

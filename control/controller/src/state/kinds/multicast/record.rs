@@ -1,12 +1,12 @@
 //! Source and members of a multicast group.
 
-use std::num::NonZeroU16;
 use std::sync::Arc;
 
+use castnet_group::Distribution;
 use castnet_proto::convert::{NewGroup, NewMember, OnStall};
 use castnet_proto::v1;
 use castnet_rules::RepairRule;
-use castnet_wire::{AnySource, CoreKind, Pmtu, Psn, TreePath, TreeShape};
+use castnet_wire::{AnySource, Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
 use super::late::Late;
@@ -36,18 +36,9 @@ pub struct Multicast {
     /// Whether each member may send, and whose PSNs they have. Switches cannot change the members of such a group while it runs.
     #[serde(with = "text::any_source", default)]
     pub any_source: Option<AnySource>,
-    /// What the switches between those next to its members know of it.
-    #[serde(with = "text::display", default)]
-    pub core: CoreKind,
-    /// With a static core, the most copies that leave the source's switch.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub core_copies: Option<NonZeroU16>,
-    /// The shape of its tree where forwarders alone join switches.
-    #[serde(with = "text::display", default)]
-    pub tree: TreeShape,
     /// Where its copies are made.
-    #[serde(with = "text::display", default)]
-    pub path: TreePath,
+    #[serde(with = "text::display")]
+    pub distribution: Distribution,
     /// Repair from the switches; `None`: the source repeats what is lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<RepairRule>,
@@ -199,10 +190,7 @@ impl Multicast {
                 fails,
             }),
             any_source: group.any_source,
-            core: group.core,
-            core_copies: group.core_copies,
-            tree: group.tree.shape(latency, group.pmtu.bytes() as u32),
-            path: group.path,
+            distribution: group.distribution.resolved(latency, group.pmtu.bytes() as u32),
             repair: group.repair,
             diverted: None,
             outside: Vec::new(),

@@ -6,7 +6,6 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use castnet_rules::{GroupRule, NextHop};
-use castnet_wire::CoreKind;
 use serde::{Deserialize, Serialize};
 
 use super::late::carry_on;
@@ -36,7 +35,7 @@ pub(crate) struct Draft {
 
 /// Whether a group may get a second stage.
 fn is_wanted(record: &Record) -> bool {
-    let is_static = |kind: &super::record::Multicast| kind.core == CoreKind::Static;
+    let is_static = |kind: &super::record::Multicast| kind.distribution.is_static();
     let plan = record.plan.as_ref();
     record.phase == Phase::Active
         && record.lanes() == 1

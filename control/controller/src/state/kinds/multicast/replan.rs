@@ -130,7 +130,6 @@ fn serves_all_of(plan: &Plan, before: &Plan) -> Result<(), &'static str> {
 #[cfg(test)]
 mod tests {
     use castnet_topology::Topology;
-    use castnet_wire::CoreKind;
 
     use super::*;
     use crate::config::SwitchConfig;
@@ -201,7 +200,7 @@ mod tests {
     #[test]
     fn who_joins_a_tree_without_broken_links_goes_on() {
         let mut core = fabric();
-        run(&mut core, "g", 1, CoreKind::default(), &[0, 1, 2]);
+        run(&mut core, "g", 1, "switches", &[0, 1, 2]);
         set_late(&mut core, "g", Some(Late::Waiting));
         assert!(begin(&mut core, "g", "a link is down").is_none());
         assert!(waits(&core));
@@ -219,13 +218,13 @@ mod tests {
         let mut core = fabric();
         let generation = |core: &Core| core.group("g").unwrap().record().generation;
         for is_other in [true, false] {
-            run(&mut core, "g", 1, CoreKind::default(), &[0, 1, 2]);
+            run(&mut core, "g", 1, "switches", &[0, 1, 2]);
             break_link(&mut core);
             let wanted = begin(&mut core, "g", "").unwrap();
             let planned = core.plan_now(&wanted);
             if is_other {
                 core.forget("g").unwrap();
-                run(&mut core, "g", 1, CoreKind::default(), &[0, 1, 2]);
+                run(&mut core, "g", 1, "switches", &[0, 1, 2]);
             }
             end(&mut core, &wanted, planned, "");
             assert_eq!(generation(&core), if is_other { 1 } else { 2 });

@@ -47,10 +47,7 @@ pub(crate) fn request(ends: impl Iterator<Item = HostEndpoint>) -> NewGroup {
         fails_with_receiver: false,
         rate_limit: None,
         any_source: None,
-        core_copies: None,
-        core: Default::default(),
-        tree: Default::default(),
-        path: Default::default(),
+        distribution: Default::default(),
         repair: None,
     }
 }

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use castnet_proto::convert::{any_source_to_proto, core_to_proto, rate_limit_to_proto, repair_to_proto};
+use castnet_proto::convert::{any_source_to_proto, rate_limit_to_proto, repair_to_proto};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 
@@ -174,16 +174,13 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
         any_source: group
             .any_source
             .map_or(0, |numbers| any_source_to_proto(numbers).into()),
-        core: core_to_proto(group.core).into(),
+        distribution: group.distribution.to_string(),
         refinement: refinement(record),
-        core_copies: group.core_copies.map_or(0, |copies| copies.get().into()),
         over_covered: record
             .plan
             .iter()
             .flat_map(|plan| plan.over_covered.iter().cloned())
             .collect(),
-        tree: group.tree.to_string(),
-        path: group.path.to_string(),
         repair: group.repair.map(repair_to_proto),
         diversion: diversion(group),
         outside: group.outside.iter().map(outside).collect(),

@@ -48,8 +48,8 @@ pub(crate) fn star() -> Core {
 }
 
 /// A group of these hosts that runs on all its switches: the first one sends.
-pub(crate) fn run(core: &mut Core, name: &str, number: u8, kind: CoreKind, hosts: &[u8]) {
-    let request = request_of(name, kind, hosts);
+pub(crate) fn run(core: &mut Core, name: &str, number: u8, distribution: &str, hosts: &[u8]) {
+    let request = request_of(name, distribution, hosts);
     let kind = Kind::Multicast(Multicast::new(request, Psn::new(0), 100));
     let mcst_id = McstId([10, 200, 0, number].into());
     let mut record = Record::new(name.into(), (mcst_id, Vec::new()), kind);
@@ -62,7 +62,7 @@ pub(crate) fn run(core: &mut Core, name: &str, number: u8, kind: CoreKind, hosts
     confirm(core, name);
 }
 
-fn request_of(name: &str, core: CoreKind, hosts: &[u8]) -> NewGroup {
+fn request_of(name: &str, distribution: &str, hosts: &[u8]) -> NewGroup {
     let end = |number: &u8| HostEndpoint {
         name: format!("h{number}"),
         ip: [10, 0, 0, number + 1].into(),
@@ -72,7 +72,7 @@ fn request_of(name: &str, core: CoreKind, hosts: &[u8]) -> NewGroup {
     };
     NewGroup {
         name: name.into(),
-        core,
+        distribution: distribution.parse().unwrap(),
         ..request(hosts.iter().map(end))
     }
 }
@@ -109,7 +109,7 @@ fn asked(core: &mut Core) -> usize {
 #[test]
 fn a_group_is_refined_for_the_plan_that_it_has() {
     let mut core = star();
-    run(&mut core, "g", 1, CoreKind::Static, &[0, 1, 2]);
+    run(&mut core, "g", 1, "static", &[0, 1, 2]);
     let draft = core.begin_refinement("g").unwrap();
     let address = draft.refinement.address;
     assert!(core.begin_refinement("g").is_none(), "it is being refined");
@@ -117,10 +117,10 @@ fn a_group_is_refined_for_the_plan_that_it_has() {
     assert_eq!(refinement(&core, "g"), Some(address));
     assert_eq!(core.group("g").unwrap().record().generation, 2);
     // With its address, its members and its generation.
-    run(&mut core, "other", 2, CoreKind::Static, &[0, 1, 2]);
+    run(&mut core, "other", 2, "static", &[0, 1, 2]);
     let draft = core.begin_refinement("other").unwrap();
     core.forget("other").unwrap();
-    run(&mut core, "other", 2, CoreKind::Static, &[0, 1, 2]);
+    run(&mut core, "other", 2, "static", &[0, 1, 2]);
     core.finish_refinement("other", draft);
     assert_eq!(refinement(&core, "other"), None);
 }
@@ -129,7 +129,7 @@ fn a_group_is_refined_for_the_plan_that_it_has() {
 #[test]
 fn one_task_at_a_time_refines_a_group() {
     let mut core = star();
-    run(&mut core, "g", 1, CoreKind::Static, &[0, 1, 2]);
+    run(&mut core, "g", 1, "static", &[0, 1, 2]);
     for owner in ["a", "b", "c"] {
         core.try_change("g", |r| r.owner = owner.into());
     }
@@ -152,7 +152,7 @@ fn one_task_at_a_time_refines_a_group() {
 #[test]
 fn no_group_is_refined_beside_one_whose_record_does_not_read() {
     let mut core = star();
-    run(&mut core, "g", 1, CoreKind::Static, &[0, 1, 2]);
+    run(&mut core, "g", 1, "static", &[0, 1, 2]);
     core.set_apart.insert("unread".into(), "does not read".into());
     assert!(core.begin_refinement("g").is_none());
     core.set_apart.clear();
@@ -162,7 +162,7 @@ fn no_group_is_refined_beside_one_whose_record_does_not_read() {
 #[test]
 fn a_group_is_refined_again_after_a_write_that_fails() {
     let mut core = star();
-    run(&mut core, "g", 1, CoreKind::Static, &[0, 1, 2]);
+    run(&mut core, "g", 1, "static", &[0, 1, 2]);
     core.journal.take(|_| None).unwrap().end(Ok(()));
     core.journal.under_way = None;
     let draft = core.begin_refinement("g").unwrap();
@@ -188,7 +188,7 @@ fn a_group_is_refined_again_after_a_write_that_fails() {
 #[test]
 fn a_group_that_is_there_again_has_its_address() {
     let mut core = star();
-    run(&mut core, "g", 1, CoreKind::Static, &[0, 1, 2]);
+    run(&mut core, "g", 1, "static", &[0, 1, 2]);
     let draft = core.begin_refinement("g").unwrap();
     let address = draft.refinement.address;
     core.finish_refinement("g", draft);
