@@ -9,10 +9,10 @@ use castnet_console::service::{Ready, Reloads, Signals, until_stopped};
 use castnet_console::settings;
 use castnet_controller::store::StoreError;
 use castnet_controller::{Config, Controller, DEFAULT_LISTEN, StartError, SwitchConfig};
+use castnet_group::tree_latency;
 use castnet_proto::transport::Address;
 use castnet_rules::Ipv4Net;
 use castnet_topology::Topology;
-use castnet_group::tree_latency;
 use clap::Args;
 
 /// Runs the controller: plans groups over the fabric and programs its switches

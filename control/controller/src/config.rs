@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use castnet_group::tree_latency;
 use castnet_proto::access::Roles;
 use castnet_proto::convert::name_from_proto;
 use castnet_proto::transport::{Address, Security, SocketAccess, TlsFiles};
 use castnet_rules::{Ipv4Net, PREFIX_TEXT};
 use castnet_toml_reader::{Faults, Value};
 use castnet_topology::{Topology, pool_fault};
-use castnet_group::tree_latency;
 
 use crate::check::{TIMEOUT_MAX, timeout_text};
 use crate::state::tenants::Tenant;

@@ -97,13 +97,20 @@ impl<S: FromStr<Err = NoTreeShape> + Default> FromStr for Distribution<S> {
             Some((name, detail)) => (name, Some(detail)),
             None => (text, None),
         };
-        let shape = || detail.map_or(Ok(S::default()), |shape| shape.parse().map_err(|_| NoDistribution));
+        let shape = || {
+            detail.map_or(Ok(S::default()), |shape| {
+                shape.parse().map_err(|_| NoDistribution)
+            })
+        };
         match name {
             "switches" => Ok(Self::Switches(shape()?)),
             "edge" => Ok(Self::Edge(shape()?)),
             "static" => {
                 let copies = |text: &str| {
-                    let copies = text.parse().ok().filter(|copies: &NonZeroU16| usize::from(copies.get()) <= ENDPOINTS_MAX);
+                    let copies = text
+                        .parse()
+                        .ok()
+                        .filter(|copies: &NonZeroU16| usize::from(copies.get()) <= ENDPOINTS_MAX);
                     copies.ok_or(NoDistribution)
                 };
                 let copies = detail.map(copies).transpose()?;
@@ -140,7 +147,18 @@ mod tests {
         assert_eq!(read("edge:shortest").expect("the default").to_string(), "edge");
         assert_eq!(Distribution::<TreeChoice>::default().to_string(), "switches");
         for text in [
-            "", ":", "host", "Edge", "switches:", "edge:ring", "edge:auto:0", "edge:chain:2", "static:", "static:0", "static:1025", "static:chain",
+            "",
+            ":",
+            "host",
+            "Edge",
+            "switches:",
+            "edge:ring",
+            "edge:auto:0",
+            "edge:chain:2",
+            "static:",
+            "static:0",
+            "static:1025",
+            "static:chain",
             "static:-1",
         ] {
             assert_eq!(read(text), Err(NoDistribution), "{text}");
@@ -151,7 +169,13 @@ mod tests {
     fn the_controller_chooses_the_shape() {
         let resolved = |text: &str| read(text).expect(text).resolved(425, 1024);
         assert_eq!(resolved("edge:auto:65537").to_string(), "edge:postal:4.25,65");
-        assert_eq!(resolved("switches:auto:1"), Distribution::Switches(TreeShape::Postal { latency: 425, packets: 1 }));
+        assert_eq!(
+            resolved("switches:auto:1"),
+            Distribution::Switches(TreeShape::Postal {
+                latency: 425,
+                packets: 1
+            })
+        );
         assert_eq!(resolved("edge:chain").shape(), TreeShape::Chain);
         let copies = NonZeroU16::new(3);
         assert_eq!(resolved("static:3"), Distribution::Static { copies });

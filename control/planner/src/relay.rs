@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BinaryHeap};
 use castnet_group::TreeShape;
 use castnet_topology::{NodeId, Topology, Usable};
 
-
 use crate::grow::{Node, Parents};
 use crate::load::LinkLoad;
 use crate::overlay::{Reach, Route};
@@ -17,10 +16,7 @@ use crate::overlay::{Reach, Route};
 const COPIES_MAX: u32 = 32;
 
 /// The switches to which forwarders alone lead from the switch above them, and the paths to that. The source, which is no switch, is above the first.
-fn relays<'a>(
-    topology: &Topology,
-    parents: &'a Parents,
-) -> impl Iterator<Item = (NodeId, &'a Route)> {
+fn relays<'a>(topology: &Topology, parents: &'a Parents) -> impl Iterator<Item = (NodeId, &'a Route)> {
     let is_relay = |route: &Route| topology.kind(route.far.node).is_some() && route.via().next().is_some();
     parents.switches().filter(move |(_, route)| is_relay(route))
 }

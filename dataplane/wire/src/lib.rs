@@ -82,9 +82,7 @@ pub use lldp::{Lldp, LldpId};
 pub use mrp::{MrpBody, MrpCall, MrpGift, MrpMember, MrpMemory, MrpPacket, MrpPart, MrpReason, MrpRefusal};
 pub use opcode::{Headers, Kind, Opcode, OpcodeInfo, Position, Transport};
 pub use pause::{ClassMap, ClassSet, Pause, TrafficClass};
-pub use policy::{
-    AnySource, CollectiveMode, LossPolicy, MulticastRepair, StragglerPolicy, UnknownPolicy,
-};
+pub use policy::{AnySource, CollectiveMode, LossPolicy, MulticastRepair, StragglerPolicy, UnknownPolicy};
 pub use psn::Psn;
 pub use rate::{BitRate, NotARate, RateLimit, TokenBucket};
 pub use roce::{IpAddrs, Parsed, RoceHeader, parse_frame, parse_network};

@@ -87,4 +87,10 @@ macro_rules! parsed_by_name {
     };
 }
 
-parsed_by_name!(AnySource, CollectiveMode, LossPolicy, MulticastRepair, StragglerPolicy);
+parsed_by_name!(
+    AnySource,
+    CollectiveMode,
+    LossPolicy,
+    MulticastRepair,
+    StragglerPolicy
+);

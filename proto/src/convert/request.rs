@@ -6,9 +6,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use castnet_group::{Distribution, TreeChoice};
-use castnet_rules::{
-    DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX, RepairRule,
-};
+use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX, RepairRule};
 use castnet_wire::{AnySource, DropReason, FrameFilter, McstId, Pmtu, PortId, Psn, RateLimit};
 
 use super::job::{DEFAULT_LEASE_MS, wait};
@@ -157,7 +155,10 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         "" => Some(Distribution::default()),
         text => {
             let read = text.parse::<Distribution<TreeChoice>>();
-            r.take("distribution", read.map_err(|_| bad_text(text, Distribution::<TreeChoice>::FORMS)))
+            r.take(
+                "distribution",
+                read.map_err(|_| bad_text(text, Distribution::<TreeChoice>::FORMS)),
+            )
         }
     };
     let distribution = distribution.unwrap_or_default();

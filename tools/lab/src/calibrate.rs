@@ -11,9 +11,9 @@ use castnet_commands::collective::{
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, Page, Report};
 use castnet_console::units::{self, bytes};
+use castnet_group::{TreeChoice, TreeShape};
 use castnet_planner::relay_time;
 use castnet_rnic::Traffic;
-use castnet_group::{TreeChoice, TreeShape};
 use clap::Args;
 use serde::Serialize;
 

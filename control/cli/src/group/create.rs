@@ -237,8 +237,10 @@ impl Create {
     /// What the flags contradict each other in.
     pub(crate) fn check(&self) -> Outcome {
         if self.distribution.is_static() && self.any_source.is_some() {
-            return Err(Failure::usage(format!("--distribution static {}", FaultKind::CoreOfAnySource))
-                .next("leave --any-source out, or take --distribution switches"));
+            return Err(
+                Failure::usage(format!("--distribution static {}", FaultKind::CoreOfAnySource))
+                    .next("leave --any-source out, or take --distribution switches"),
+            );
         }
         let mut given = BTreeSet::new();
         match self.connection.iter().find(|c| !given.insert(&c.host)) {
@@ -384,7 +386,10 @@ mod tests {
             let line = format!("castnet group create g --source h1 --members h2 {flag}");
             let refused = crate::cli::Cli::try_parse_from(line.split_whitespace()).err();
             let said = refused.map(|error| error.to_string()).unwrap_or_default();
-            assert!(said.contains(&format!("write --distribution {instead}\n")), "{flag}: {said}");
+            assert!(
+                said.contains(&format!("write --distribution {instead}\n")),
+                "{flag}: {said}"
+            );
         }
     }
 

@@ -24,9 +24,7 @@ use redb::{
     TableDefinition, TableError, WriteTransaction,
 };
 
-use super::{
-    Batch, Entry, Key, STORE_VERSION, Store, StoreError, Table, Write, check, parts, with_version,
-};
+use super::{Batch, Entry, Key, STORE_VERSION, Store, StoreError, Table, Write, check, parts, with_version};
 
 type Bytes = TableDefinition<'static, &'static str, &'static [u8]>;
 const META: TableDefinition<'_, &str, &str> = TableDefinition::new("meta");

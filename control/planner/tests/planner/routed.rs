@@ -508,7 +508,10 @@ fn a_core_switch_of_a_k_ary_fat_tree_has_at_most_a_route_and_a_half_for_each_por
     assert!(castnet_planner::static_core::layout(&t, "239.1.0.0/23".parse().unwrap()).is_ok());
     let small = castnet_planner::static_core::layout(&t, "239.1.0.0/24".parse().unwrap());
     let said = small.unwrap_err().to_string();
-    assert_eq!(said, "distribution: 239.1.0.0/24 is too small: 16 pods need a /23");
+    assert_eq!(
+        said,
+        "distribution: 239.1.0.0/24 is too small: 16 pods need a /23"
+    );
 }
 
 /// PEEL 3.3: of a fat tree's routers, only its core switches know groups. The others lead to them.

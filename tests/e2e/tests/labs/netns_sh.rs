@@ -277,7 +277,8 @@ fn an_application_hangs(lab: &Lab, file: &Path) -> Result<()> {
 /// A relay in the middle of a chain dies. The receiver behind it is put out, and the others get every byte over the relays that are left.
 fn a_relay_dies(lab: &Lab, file: &Path) -> Result<()> {
     let mut command = lab.command("send", &[&file.to_string_lossy()]);
-    let group = "--distribution edge:chain --repair switch --rate 10M --on-member-stall evict --member-stall-ms 3000";
+    let group =
+        "--distribution edge:chain --repair switch --rate 10M --on-member-stall evict --member-stall-ms 3000";
     let running = command
         .env("GROUP", group)
         .stdout(Stdio::piped())

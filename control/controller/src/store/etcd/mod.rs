@@ -20,7 +20,8 @@ use tokio::sync::Mutex;
 use tonic::{Code, Status};
 
 use super::{
-    Batch, Entry, Key, STORE_VERSION, Store, StoreError, Table, Version, check, check_layout, parts, with_version,
+    Batch, Entry, Key, STORE_VERSION, Store, StoreError, Table, Version, check, check_layout, parts,
+    with_version,
 };
 use client::{Client, changed_at, created_at, delete, delete_all, end_of, found, get, put, revision};
 pub(crate) use lead::Lead;
