@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use castnet_group::tree_latency;
+use castnet_group::{DEFAULT_RELAY_LATENCY, tree_latency};
 use castnet_proto::access::Roles;
 use castnet_proto::convert::name_from_proto;
 use castnet_proto::transport::{Address, Security, SocketAccess, TlsFiles};
@@ -21,8 +21,6 @@ use crate::store::etcd::{DEFAULT_LEAD_TTL, EtcdConfig};
 pub const DEFAULT_MCST_POOL: &str = "10.200.0.0/16";
 /// Default number of groups that a host may have created: a 64th of the default pool.
 const DEFAULT_HOST_GROUPS: u64 = 1024;
-/// Default latency of relays, in hundredths of a copy: as between network namespaces of a machine (docs/decisions/0022).
-pub(crate) const DEFAULT_RELAY_LATENCY: u32 = 1000;
 /// Default address of a controller.
 pub const DEFAULT_LISTEN: &str = "http://127.0.0.1:7470";
 

@@ -8,15 +8,15 @@ use castnet_rules::ENDPOINTS_MAX;
 
 use crate::shape::{NoTreeShape, TreeChoice, TreeShape};
 
-/// Where the copies of a multicast group's data are made. A group asks for one with a [`TreeChoice`], and is planned with a [`TreeShape`].
+/// Where the copies of a multicast group's data are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Distribution<S = TreeShape> {
+pub enum Distribution {
     /// In the Castnet switches on the way: `switches[:SHAPE]`. Where ordinary switches and routers alone lead on, at the edge, in a tree of this
     /// shape.
-    Switches(S),
+    Switches(TreeChoice),
     /// At the edge alone, in the Castnet switches next to members: `edge[:SHAPE]`. Others are taken for ordinary switches (NIC-based multicast
     /// over Myrinet).
-    Edge(S),
+    Edge(TreeChoice),
     /// In a core of routers without state of the group: `static[:COPIES]`. Static routes replicate what the switch next to the source sends to
     /// multicast addresses (PEEL, Shufflecast).
     Static {
@@ -26,70 +26,64 @@ pub enum Distribution<S = TreeShape> {
     },
 }
 
-impl<S> Distribution<S> {
-    /// Whether its core is static.
-    pub fn is_static(&self) -> bool {
-        matches!(self, Self::Static { .. })
-    }
-
-    fn map<T>(self, change: impl FnOnce(S) -> T) -> Distribution<T> {
-        match self {
-            Self::Switches(shape) => Distribution::Switches(change(shape)),
-            Self::Edge(shape) => Distribution::Edge(change(shape)),
-            Self::Static { copies } => Distribution::Static { copies },
-        }
-    }
-}
-
-impl Distribution<TreeChoice> {
+impl Distribution {
     /// How distributions are written.
     pub const FORMS: &str = "switches[:SHAPE], edge[:SHAPE] or static[:COPIES], with 1 to 1024 copies, and as shape auto[:BYTES], shortest, star, \
         chain, binomial or postal:LATENCY[,PACKETS], with the bytes of a message, the latency of a hop in times of a copy, 1 to 1000, and the \
         packets of a message, 1 to 1000000";
 
-    /// With the shape that is chosen, if a hop takes `latency` hundredths of a copy, and packets carry `payload` bytes.
-    pub fn resolved(self, latency: u32, payload: u32) -> Distribution {
-        self.map(|choice| choice.shape(latency, payload))
+    /// Whether its core is static.
+    pub fn is_static(self) -> bool {
+        matches!(self, Self::Static { .. })
     }
-}
 
-impl Distribution {
-    /// The shape of its tree where ordinary switches and routers alone join switches. A static core has a star.
-    pub fn shape(&self) -> TreeShape {
+    /// The shape of its tree where ordinary switches and routers alone join switches, if a hop takes `latency` hundredths of a copy, and packets
+    /// carry `payload` bytes. A static core has a star.
+    pub fn shape(self, latency: u32, payload: u32) -> TreeShape {
         match self {
-            Self::Switches(shape) | Self::Edge(shape) => *shape,
+            Self::Switches(choice) | Self::Edge(choice) => choice.shape(latency, payload),
             Self::Static { .. } => TreeShape::Star,
+        }
+    }
+
+    /// The same, with the shape that is chosen.
+    pub fn resolved(self, latency: u32, payload: u32) -> Self {
+        let shape = self.shape(latency, payload).into();
+        match self {
+            Self::Switches(_) => Self::Switches(shape),
+            Self::Edge(_) => Self::Edge(shape),
+            Self::Static { .. } => self,
         }
     }
 }
 
-impl<S: Default> Default for Distribution<S> {
+impl Default for Distribution {
     fn default() -> Self {
-        Self::Switches(S::default())
+        Self::Switches(TreeChoice::default())
     }
 }
 
-impl<S: fmt::Display + Default + PartialEq> fmt::Display for Distribution<S> {
+impl fmt::Display for Distribution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, shape) = match self {
-            Self::Switches(shape) => ("switches", shape),
-            Self::Edge(shape) => ("edge", shape),
+        let (name, choice) = match self {
+            Self::Switches(choice) => ("switches", choice),
+            Self::Edge(choice) => ("edge", choice),
             Self::Static { copies: None } => return f.write_str("static"),
             Self::Static { copies: Some(copies) } => return write!(f, "static:{copies}"),
         };
-        match *shape == S::default() {
+        match *choice == TreeChoice::default() {
             true => f.write_str(name),
-            false => write!(f, "{name}:{shape}"),
+            false => write!(f, "{name}:{choice}"),
         }
     }
 }
 
 /// Error: the text names no distribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no distribution: write {}", Distribution::<TreeChoice>::FORMS)]
+#[error("no distribution: write {}", Distribution::FORMS)]
 pub struct NoDistribution;
 
-impl<S: FromStr<Err = NoTreeShape> + Default> FromStr for Distribution<S> {
+impl FromStr for Distribution {
     type Err = NoDistribution;
 
     fn from_str(text: &str) -> Result<Self, NoDistribution> {
@@ -97,24 +91,24 @@ impl<S: FromStr<Err = NoTreeShape> + Default> FromStr for Distribution<S> {
             Some((name, detail)) => (name, Some(detail)),
             None => (text, None),
         };
-        let shape = || {
-            detail.map_or(Ok(S::default()), |shape| {
-                shape.parse().map_err(|_| NoDistribution)
-            })
+        let choice = || -> Result<TreeChoice, NoDistribution> {
+            let choice = detail.map(str::parse).transpose();
+            Ok(choice
+                .map_err(|_: NoTreeShape| NoDistribution)?
+                .unwrap_or_default())
+        };
+        let copies = |text: &str| {
+            let copies = text.parse().ok();
+            copies.filter(|copies: &NonZeroU16| usize::from(copies.get()) <= ENDPOINTS_MAX)
         };
         match name {
-            "switches" => Ok(Self::Switches(shape()?)),
-            "edge" => Ok(Self::Edge(shape()?)),
+            "switches" => Ok(Self::Switches(choice()?)),
+            "edge" => Ok(Self::Edge(choice()?)),
             "static" => {
-                let copies = |text: &str| {
-                    let copies = text
-                        .parse()
-                        .ok()
-                        .filter(|copies: &NonZeroU16| usize::from(copies.get()) <= ENDPOINTS_MAX);
-                    copies.ok_or(NoDistribution)
-                };
-                let copies = detail.map(copies).transpose()?;
-                Ok(Self::Static { copies })
+                let copies = detail.map(|text| copies(text).ok_or(NoDistribution));
+                Ok(Self::Static {
+                    copies: copies.transpose()?,
+                })
             }
             _ => Err(NoDistribution),
         }
@@ -125,7 +119,7 @@ impl<S: FromStr<Err = NoTreeShape> + Default> FromStr for Distribution<S> {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Distribution<TreeChoice>, NoDistribution> {
+    fn read(text: &str) -> Result<Distribution, NoDistribution> {
         text.parse()
     }
 
@@ -145,7 +139,7 @@ mod tests {
             assert_eq!(read(text).expect(text).to_string(), text);
         }
         assert_eq!(read("edge:shortest").expect("the default").to_string(), "edge");
-        assert_eq!(Distribution::<TreeChoice>::default().to_string(), "switches");
+        assert_eq!(Distribution::default().to_string(), "switches");
         for text in [
             "",
             ":",
@@ -169,16 +163,10 @@ mod tests {
     fn the_controller_chooses_the_shape() {
         let resolved = |text: &str| read(text).expect(text).resolved(425, 1024);
         assert_eq!(resolved("edge:auto:65537").to_string(), "edge:postal:4.25,65");
-        assert_eq!(
-            resolved("switches:auto:1"),
-            Distribution::Switches(TreeShape::Postal {
-                latency: 425,
-                packets: 1
-            })
-        );
-        assert_eq!(resolved("edge:chain").shape(), TreeShape::Chain);
-        let copies = NonZeroU16::new(3);
-        assert_eq!(resolved("static:3"), Distribution::Static { copies });
+        assert_eq!(resolved("switches:auto:1").to_string(), "switches:postal:4.25,1");
+        assert_eq!(resolved("edge:chain").to_string(), "edge:chain");
+        assert_eq!(resolved("static:3").to_string(), "static:3");
+        assert_eq!(resolved("static").shape(425, 1024), TreeShape::Star);
         assert!(resolved("static").is_static() && !resolved("edge").is_static());
     }
 }

@@ -3,6 +3,8 @@
 
 mod distribution;
 mod shape;
+mod spec;
 
 pub use distribution::{Distribution, NoDistribution};
-pub use shape::{NoLatency, NoTreeShape, TreeChoice, TreeShape, tree_latency};
+pub use shape::{DEFAULT_RELAY_LATENCY, NoLatency, NoTreeShape, TreeChoice, TreeShape, tree_latency};
+pub use spec::{DEFAULT_MEMBER_STALL_MS, MulticastSettings, StallPolicy};

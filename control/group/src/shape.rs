@@ -47,6 +47,10 @@ impl fmt::Display for TreeShape {
 #[error("no shape of a tree")]
 pub struct NoTreeShape;
 
+/// Time of a hop in hundredths of the time of one more copy, where nothing is measured: as between network namespaces of a machine
+/// (docs/decisions/0022).
+pub const DEFAULT_RELAY_LATENCY: u32 = 1000;
+
 /// How the shape of a tree is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TreeChoice {
@@ -72,6 +76,12 @@ impl TreeChoice {
             },
             Self::Shape(shape) => shape,
         }
+    }
+}
+
+impl From<TreeShape> for TreeChoice {
+    fn from(shape: TreeShape) -> Self {
+        Self::Shape(shape)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use castnet_group::Distribution;
+use castnet_group::{DEFAULT_RELAY_LATENCY, Distribution};
 use castnet_rules::{
     Endpoint, FaultKind, GroupKind, GroupRule, HostEndpoint, HostPart, NextHop, RANKS_MAX, RankPart,
     TranslatedRule,
@@ -274,6 +274,8 @@ fn best_tree(
     entries.retain(|route| seen.insert(route.far.node));
     entries.truncate(CANDIDATES_MAX);
     let tops: Vec<NodeId> = entries.iter().map(|route| route.far.node).collect();
+    let payload = request.pmtu.bytes() as u32;
+    let shape = request.distribution.shape(DEFAULT_RELAY_LATENCY, payload);
     let mut trees = Vec::new();
     for (entry, distances) in entries.into_iter().zip(fabric.distances(&tops)) {
         let top = entry.far.node;
@@ -283,7 +285,7 @@ fn best_tree(
         let mut parents = grow(&fabric, load, (top, &distances), &leaves, request.members.len());
         parents.set(Node::Switch(top), Some(entry.reversed()));
         leave_out(&fabric, load, &mut parents);
-        arrange(&fabric, load, &mut parents, request.distribution.shape());
+        arrange(&fabric, load, &mut parents, shape);
         trees.push((parents.cost(load), top, parents));
     }
     let best = trees.into_iter().min_by_key(|(cost, top, _)| (*cost, *top));

@@ -488,17 +488,23 @@ fn policies_of_a_creation_are_read() {
     message.on_member_loss = v1::MemberLoss::Fail.into();
     message.stall_timeout_ms = 7;
     let group = new_group_from_proto(&message).expect("good");
-    assert_eq!((group.fails_with_receiver, group.stall_timeout_ms), (true, 7));
+    assert_eq!(
+        (
+            group.settings.fails_with_receiver,
+            group.settings.stall_timeout_ms
+        ),
+        (true, 7)
+    );
     message.on_member_loss = 0;
     message.repair = Some(v1::MulticastRepair::default());
     let group = new_group_from_proto(&message).expect("good");
-    assert!(!group.fails_with_receiver);
-    assert_eq!(group.repair, Some(castnet_rules::RepairRule::default()));
+    assert!(!group.settings.fails_with_receiver);
+    assert_eq!(group.settings.repair, Some(castnet_rules::RepairRule::default()));
     message.repair = Some(v1::MulticastRepair {
         slots: 64,
         ack_timeout_us: 5_000,
     });
-    let repair = new_group_from_proto(&message).expect("good").repair;
+    let repair = new_group_from_proto(&message).expect("good").settings.repair;
     assert_eq!(
         repair.map(|repair| (repair.slots, repair.ack_timeout_us)),
         Some((64, 5_000))

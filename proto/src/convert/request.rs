@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use castnet_group::{Distribution, TreeChoice};
+use castnet_group::{DEFAULT_MEMBER_STALL_MS, Distribution, MulticastSettings, StallPolicy};
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX, RepairRule};
 use castnet_wire::{AnySource, DropReason, FrameFilter, McstId, Pmtu, PortId, Psn, RateLimit};
 
@@ -15,8 +15,6 @@ use super::{Invalid, Reader, bad_text, ip, mcst_id, missing, out_of_range, parse
 use crate::v1;
 use crate::v1::host_endpoint::Part;
 
-/// Default of [`OnStall::after`]: before a source goes on from host to host.
-const DEFAULT_STALL_MS: u32 = 5_000;
 const NAME_LENGTH_MAX: usize = 63;
 /// Leaves space for the suffix of a lane: `/15`.
 const LANED_NAME_LENGTH_MAX: usize = 61;
@@ -30,39 +28,16 @@ pub struct NewGroup {
     pub source: String,
     /// All members including the source, at least two, no host twice.
     pub members: Vec<NewMember>,
-    /// Payload bytes of a full packet.
-    pub pmtu: Pmtu,
     /// First PSN of the source; `None`: the controller chooses one.
     pub start_psn: Option<Psn>,
-    /// Base of the source's virtual addresses.
-    pub va_base: u64,
     /// Address of the group; `None`: the controller chooses one.
     pub mcst_id: Option<McstId>,
-    /// A path that stalls for longer is reported.
-    pub stall_timeout_ms: u32,
     /// Number of lanes, 1 to [`LANES_MAX`].
     pub lanes: u8,
-    /// Whether it fails with a receiver; otherwise it goes on without.
-    pub fails_with_receiver: bool,
-    /// What becomes of it when a receiver stalls; `None`: it waits.
-    pub on_stall: Option<OnStall>,
-    /// Whether each member may send, and whose PSNs they have.
-    pub any_source: Option<AnySource>,
-    /// Where its copies are made.
-    pub distribution: Distribution<TreeChoice>,
     /// Of the source, all lanes together; `None`: no limit, or that of its tenant.
     pub rate_limit: Option<RateLimit>,
-    /// Repair from the switches; `None`: the source repeats what is lost.
-    pub repair: Option<RepairRule>,
-}
-
-/// What becomes of a group when a receiver stalls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OnStall {
-    /// The time without progress.
-    pub after: Duration,
-    /// Whether it fails; otherwise it goes on without the receiver.
-    pub fails: bool,
+    /// The rest.
+    pub settings: MulticastSettings,
 }
 
 /// A member of a [`NewGroup`].
@@ -131,13 +106,14 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
     let start_psn = r.optional("start_psn", message.start_psn, psn);
     let mcst_id = r.optional("mcst_id", message.mcst_id.as_deref(), unicast_mcst_id);
     let fails_with_receiver = fails("on_member_loss", message.on_member_loss, &mut r);
-    let on_stall = message.on_member_stall.map(|policy| OnStall {
-        after: wait(
+    let on_stall = message.on_member_stall.map(|policy| StallPolicy {
+        after_ms: wait(
             "on_member_stall.after_ms",
             policy.after_ms,
-            DEFAULT_STALL_MS,
+            DEFAULT_MEMBER_STALL_MS,
             &mut r,
-        ),
+        )
+        .as_millis() as u32,
         fails: fails("on_member_stall.then", policy.then, &mut r),
     });
     let rate_limit = rule::rate_limit(message.rate_limit, &mut r);
@@ -154,10 +130,10 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
     let distribution = match message.distribution.as_str() {
         "" => Some(Distribution::default()),
         text => {
-            let read = text.parse::<Distribution<TreeChoice>>();
+            let read = text.parse::<Distribution>();
             r.take(
                 "distribution",
-                read.map_err(|_| bad_text(text, Distribution::<TreeChoice>::FORMS)),
+                read.map_err(|_| bad_text(text, Distribution::FORMS)),
             )
         }
     };
@@ -169,21 +145,23 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         name,
         source,
         members,
-        pmtu,
         start_psn,
-        va_base: message.va_base,
         mcst_id,
-        stall_timeout_ms: match message.stall_timeout_ms {
-            0 => DEFAULT_STALL_TIMEOUT_MS,
-            value => value,
-        },
         lanes: lanes.unwrap_or(1),
-        fails_with_receiver,
-        on_stall,
-        any_source,
-        distribution,
         rate_limit,
-        repair,
+        settings: MulticastSettings {
+            pmtu,
+            va_base: message.va_base,
+            stall_timeout_ms: match message.stall_timeout_ms {
+                0 => DEFAULT_STALL_TIMEOUT_MS,
+                value => value,
+            },
+            fails_with_receiver,
+            on_stall,
+            any_source,
+            distribution,
+            repair,
+        },
     });
     r.finish(group)
 }

@@ -416,24 +416,21 @@ fn a_member_brings_a_queue_pair_for_each_lane() {
 #[test]
 fn a_good_creation_gets_its_defaults() {
     let group = new_group_from_proto(&creation()).unwrap();
+    assert_eq!(group.settings, MulticastSettings::default());
     assert_eq!(
-        (group.pmtu, group.start_psn, group.stall_timeout_ms),
-        (Pmtu::B1024, None, 2000)
-    );
-    assert_eq!(
-        (group.members[1].ends[0].name.as_str(), group.on_stall),
+        (group.members[1].ends[0].name.as_str(), group.start_psn),
         ("b", None)
     );
     let waits_less = v1::CreateGroupRequest {
         on_member_stall: Some(v1::StallPolicy::default()),
         ..creation()
     };
-    let policy = OnStall {
-        after: std::time::Duration::from_secs(5),
+    let policy = StallPolicy {
+        after_ms: 5000,
         fails: false,
     };
     let group = new_group_from_proto(&waits_less).unwrap();
-    assert_eq!(group.on_stall, Some(policy));
+    assert_eq!(group.settings.on_stall, Some(policy));
 }
 
 #[test]

@@ -102,7 +102,7 @@ fn join_multicast(
     };
     let mcst_id = McstId(Ipv4Addr::new(10, 255, 0, 1));
     let request = Request {
-        distribution: Distribution::Switches(tree),
+        distribution: Distribution::Switches(tree.into()),
         ..Request::multicast("g", mcst_id, Pmtu::B1024, members, rule)
     };
     sim.join_multicast(topology, &request, qp, config)

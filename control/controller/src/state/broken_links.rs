@@ -107,7 +107,7 @@ pub(crate) fn look(core: &mut Core, name: &str, now: Instant) -> Option<Instant>
 /// Hosts at switches of the tree that have been dead for as long as a receiver may stall, if the group is not to wait for it, and why. Of one
 /// whose own link is down, its switch says whether it stalls.
 fn cut_off_for_long(entry: &Entry, down: &DownLinks, now: Instant) -> Vec<(String, String)> {
-    let Some(policy) = entry.record().multicast().and_then(|kind| kind.on_stall) else {
+    let Some(policy) = entry.record().multicast().and_then(|kind| kind.settings.on_stall) else {
         return Vec::new();
     };
     let after = Duration::from_millis(policy.after_ms.into());

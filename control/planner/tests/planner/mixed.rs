@@ -526,7 +526,7 @@ proptest! {
     #[test]
     fn multicast_reaches_each_member_once((t, members, own) in mixed(), tree in shape()) {
         let (source, receivers) = (members[0].as_str(), members[1..].iter().map(String::as_str));
-        let wanted = Request { mcst_ids: own.clone(), distribution: Distribution::Switches(tree), ..request(source, &receivers.collect::<Vec<_>>()) };
+        let wanted = Request { mcst_ids: own.clone(), distribution: Distribution::Switches(tree.into()), ..request(source, &receivers.collect::<Vec<_>>()) };
         let castnet = t.switches().any(|s| s.kind == SwitchKind::Castnet && t.connected(source, &s.name));
         match plan(&t, &LinkLoad::new(), &wanted) {
             Ok(p) => {

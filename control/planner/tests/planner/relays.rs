@@ -49,7 +49,7 @@ pub(crate) fn planned_from(t: &Topology, (source, hosts): (u8, u8), tree: TreeSh
         .collect();
     let wanted = Request {
         mcst_ids: own.clone(),
-        distribution: Distribution::Switches(tree),
+        distribution: Distribution::Switches(tree.into()),
         ..request(&source, &receivers)
     };
     let p = plan(t, &LinkLoad::new(), &wanted).expect("a plan");
@@ -122,7 +122,7 @@ fn a_mixed_tree_keeps_its_switches_and_has_relays_behind_the_last_one() {
     }
     let receivers = ["h1", "h2", "h3", "h4"];
     let wanted = Request {
-        distribution: Distribution::Switches(TreeShape::Chain),
+        distribution: Distribution::Switches(TreeShape::Chain.into()),
         ..request("h0", &receivers)
     };
     let p = plan(&f.topology, &LinkLoad::new(), &wanted).expect("a plan");
@@ -138,11 +138,11 @@ fn at_the_edge_the_switches_above_only_forward() {
         ..request("h0", &["h1", "h2", "h3"])
     };
     let planned = |distribution| plan(&t, &LinkLoad::new(), &wanted(distribution)).expect("a plan");
-    let inside = planned(Distribution::Switches(TreeShape::Chain));
+    let inside = planned(Distribution::Switches(TreeShape::Chain.into()));
     let switches: Vec<&str> = inside.rules.keys().map(String::as_str).collect();
     assert_eq!(switches, ["leaf0", "leaf1", "leaf2", "leaf3", "spine0"]);
     assert_eq!(planned(Distribution::default()), inside, "there are no relays");
-    let chain = planned(Distribution::Edge(TreeShape::Chain));
+    let chain = planned(Distribution::Edge(TreeShape::Chain.into()));
     let switches: Vec<&str> = chain.rules.keys().map(String::as_str).collect();
     assert_eq!(switches, ["leaf0", "leaf1", "leaf2", "leaf3"]);
     let nodes = chain.tree.nodes();
@@ -191,7 +191,7 @@ fn relays_of_eight_racks_in_a_chain() {
     let receivers: Vec<&str> = receivers.iter().map(String::as_str).collect();
     let wanted = Request {
         mcst_ids: own,
-        distribution: Distribution::Switches(TreeShape::Chain),
+        distribution: Distribution::Switches(TreeShape::Chain.into()),
         ..request("h0", &receivers)
     };
     let p = plan(&f.topology, &LinkLoad::new(), &wanted).expect("a plan");

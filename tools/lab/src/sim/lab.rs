@@ -255,7 +255,7 @@ impl Broadcast {
             ..MulticastRule::default()
         };
         let request = Request {
-            distribution: Distribution::Switches(self.tree),
+            distribution: Distribution::Switches(self.tree.into()),
             ..Request::multicast("group", mcst_id, PMTU, members, rule)
         };
         sim.join_multicast(topology, &request, qp, config)?;

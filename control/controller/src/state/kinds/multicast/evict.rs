@@ -49,7 +49,7 @@ impl Core {
         }
         let has_rules = phase.has_run() && member.state.seat().is_some() && !kind.is_outside(host);
         let topology = (!kind.outside.is_empty()).then(|| self.facts.topology());
-        let ends = has_rules && kind.any_source.is_some();
+        let ends = has_rules && kind.settings.any_source.is_some();
         self.change(group, |r| {
             let Kind::Multicast(kind) = &mut r.kind else {
                 return;

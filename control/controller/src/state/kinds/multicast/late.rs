@@ -61,7 +61,7 @@ impl Core {
         };
         let (entry, kind) = self.multicast(group)?;
         let record = entry.record();
-        if kind.any_source.is_some() {
+        if kind.settings.any_source.is_some() {
             return Err(refuse(
                 "each of its members may send, so they stay the same while it runs",
             ));

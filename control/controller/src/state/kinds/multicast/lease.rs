@@ -94,7 +94,7 @@ impl Core {
 
     /// The connection of a member of a running group is dead.
     pub(super) fn lose(&mut self, group: &str, host: &str, reason: String) -> Result<(), Refusal> {
-        let fails = self.multicast(group)?.1.fails_with_receiver;
+        let fails = self.multicast(group)?.1.settings.fails_with_receiver;
         self.lose_or_fail(group, host, reason, fails)
     }
 
@@ -110,7 +110,7 @@ impl Core {
         if !entry.record().phase.has_run() {
             return Ok(());
         }
-        let is_receiver = kind.any_source.is_some() || kind.source != host;
+        let is_receiver = kind.settings.any_source.is_some() || kind.source != host;
         let owner = entry.record().owner.clone();
         if self.may_warn(&owner) {
             tracing::warn!(group, host, reason, "member lost");

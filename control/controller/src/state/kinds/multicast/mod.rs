@@ -53,7 +53,7 @@ impl GroupKind for Multicast {
 
     /// A switch that was restarted has lost how many packets each host has sent, which is needed if several send.
     fn outlives_switches(&self) -> bool {
-        self.any_source.is_none()
+        self.settings.any_source.is_none()
     }
 
     fn address_lane(&self, rule: &mut GroupRule, lane: u8) {
@@ -117,16 +117,16 @@ impl GroupKind for Multicast {
         let members = self.members.iter().enumerate().map(member).collect();
         let rule = MulticastRule {
             start_psn: Some(self.start_psn),
-            va_base: self.va_base,
+            va_base: self.settings.va_base,
             carries_on: None,
-            any_source: self.any_source,
-            repair: self.repair,
+            any_source: self.settings.any_source,
+            repair: self.settings.repair,
             source: self.member(&self.source).map_or(0, |(i, _)| i as u16),
         };
         Request {
             stall_timeout_ms: self.report_stalls_ms(),
-            distribution: self.distribution,
-            ..Request::multicast(&record.name, record.mcst_id, self.pmtu, members, rule)
+            distribution: self.settings.distribution,
+            ..Request::multicast(&record.name, record.mcst_id, self.settings.pmtu, members, rule)
         }
     }
 

@@ -137,7 +137,7 @@ impl Multicast {
     /// Hosts that may be outside: receivers that can get the stream from a member, if the source waits for them.
     pub(crate) fn may_be_outside(&self) -> BTreeSet<String> {
         let co_works = |host: &str| self.seat(host).is_some_and(|seat| seat.co_works);
-        if self.any_source.is_some() || !co_works(&self.source) {
+        if self.settings.any_source.is_some() || !co_works(&self.source) {
             return BTreeSet::new();
         }
         let receivers = self.members.iter().filter(|m| m.host != self.source);
@@ -268,7 +268,7 @@ impl Core {
 mod tests {
     use castnet_proto::convert::{NewGroup, NewMember};
     use castnet_rules::{HostEndpoint, HostPart};
-    use castnet_wire::{MacAddr, Pmtu, Psn, Qpn};
+    use castnet_wire::{MacAddr, Psn, Qpn};
     use proptest::prelude::*;
 
     use super::*;
@@ -290,21 +290,14 @@ mod tests {
             ends: vec![end(number)],
         };
         let group = NewGroup {
-            on_stall: None,
             name: "g".into(),
             source: "h0".into(),
             members: (0..=receivers).map(member).collect(),
-            pmtu: Pmtu::B1024,
             start_psn: None,
-            va_base: 0,
             mcst_id: None,
-            stall_timeout_ms: 0,
             lanes: 1,
-            fails_with_receiver: false,
             rate_limit: None,
-            any_source: None,
-            distribution: Default::default(),
-            repair: None,
+            settings: Default::default(),
         };
         let mut group = Multicast::new(group, Psn::new(0), 100);
         for member in std::sync::Arc::make_mut(&mut group.members) {

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use castnet_group::Distribution;
-use castnet_proto::convert::{NewGroup, NewMember, OnStall};
+use castnet_group::MulticastSettings;
+use castnet_proto::convert::{NewGroup, NewMember};
 use castnet_proto::v1;
-use castnet_rules::RepairRule;
-use castnet_wire::{AnySource, Pmtu, Psn};
+use castnet_wire::Psn;
 use serde::{Deserialize, Serialize};
 
 use super::late::Late;
@@ -17,31 +16,11 @@ use crate::state::record::text;
 /// The part of a record that only multicast groups have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Multicast {
-    /// Payload bytes of a full packet.
-    #[serde(with = "text::pmtu")]
-    pub pmtu: Pmtu,
+    /// As it was asked for, with the shape of its tree where the controller was to choose it.
+    pub settings: MulticastSettings,
     /// The source's first PSN.
     #[serde(with = "text::psn")]
     pub start_psn: Psn,
-    /// What the source's virtual addresses are relative to.
-    pub va_base: u64,
-    /// Milliseconds after which a stalled path is reported.
-    pub stall_timeout_ms: u32,
-    /// Whether it fails with a receiver; otherwise it goes on without.
-    #[serde(default)]
-    pub fails_with_receiver: bool,
-    /// What becomes of it when a receiver stalls; `None`: it waits.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub on_stall: Option<StallPolicy>,
-    /// Whether each member may send, and whose PSNs they have. Switches cannot change the members of such a group while it runs.
-    #[serde(with = "text::any_source", default)]
-    pub any_source: Option<AnySource>,
-    /// Where its copies are made.
-    #[serde(with = "text::display")]
-    pub distribution: Distribution,
-    /// Repair from the switches; `None`: the source repeats what is lost.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub repair: Option<RepairRule>,
     /// How the last run was left by its source; `None` while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub diverted: Option<Diverted>,
@@ -55,15 +34,6 @@ pub struct Multicast {
     pub source: String,
     /// All members, the source included, in the order of the request.
     pub members: Arc<Vec<Arc<MemberRecord>>>,
-}
-
-/// What becomes of a group when a receiver stalls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StallPolicy {
-    /// Milliseconds without progress.
-    pub after_ms: u32,
-    /// Whether it fails; otherwise it goes on without the receiver.
-    pub fails: bool,
 }
 
 /// A source that has left its group to go on from host to host.
@@ -179,19 +149,13 @@ impl Multicast {
                 ..MemberRecord::expected(m.host)
             })
         };
+        let payload = group.settings.pmtu.bytes() as u32;
         Self {
-            pmtu: group.pmtu,
+            settings: MulticastSettings {
+                distribution: group.settings.distribution.resolved(latency, payload),
+                ..group.settings
+            },
             start_psn,
-            va_base: group.va_base,
-            stall_timeout_ms: group.stall_timeout_ms,
-            fails_with_receiver: group.fails_with_receiver,
-            on_stall: group.on_stall.map(|OnStall { after, fails }| StallPolicy {
-                after_ms: after.as_millis() as u32,
-                fails,
-            }),
-            any_source: group.any_source,
-            distribution: group.distribution.resolved(latency, group.pmtu.bytes() as u32),
-            repair: group.repair,
             diverted: None,
             outside: Vec::new(),
             outside_number: 0,
@@ -219,7 +183,7 @@ impl Multicast {
 
     /// Whether its traffic ends when this host goes.
     pub(crate) fn needs(&self, host: &str) -> bool {
-        self.any_source.is_some() || self.source == host
+        self.settings.any_source.is_some() || self.source == host
     }
 
     /// Whether its traffic is over: a member has gone that it needs, or all receivers in the tree.
@@ -232,8 +196,8 @@ impl Multicast {
 
     /// Milliseconds after which a switch reports a path that stalls: not later than the group is to do without it.
     pub(crate) fn report_stalls_ms(&self) -> u32 {
-        let after = self.on_stall.map_or(u32::MAX, |policy| policy.after_ms);
-        self.stall_timeout_ms.min(after)
+        let after = self.settings.on_stall.map_or(u32::MAX, |policy| policy.after_ms);
+        self.settings.stall_timeout_ms.min(after)
     }
 
     /// Hosts that have not joined.

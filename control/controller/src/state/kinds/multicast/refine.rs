@@ -35,7 +35,7 @@ pub(crate) struct Draft {
 
 /// Whether a group may get a second stage.
 fn is_wanted(record: &Record) -> bool {
-    let is_static = |kind: &super::record::Multicast| kind.distribution.is_static();
+    let is_static = |kind: &super::record::Multicast| kind.settings.distribution.is_static();
     let plan = record.plan.as_ref();
     record.phase == Phase::Active
         && record.lanes() == 1

@@ -105,7 +105,7 @@ impl Core {
             Phase::Active | Phase::Degraded
                 if from_next_message && !matches!(member.state, Joining::Joined(_)) => {}
             Phase::Active | Phase::Degraded | Phase::Broken => {
-                let way_out = match self.multicast(group)?.1.any_source.is_some() {
+                let way_out = match self.multicast(group)?.1.settings.any_source.is_some() {
                     true => "it takes new connections when one of its members has left",
                     false => {
                         "it takes new connections when its source or all its receivers have left, and before that those of \
@@ -274,7 +274,8 @@ impl Core {
         let (entry, kind) = self.multicast(group)?;
         let mut cut_off = broken_links::cut_off(self, entry);
         cut_off.retain(|other, _| other != host);
-        let fails = kind.fails_with_receiver || kind.on_stall.is_some_and(|policy| policy.fails);
+        let fails =
+            kind.settings.fails_with_receiver || kind.settings.on_stall.is_some_and(|policy| policy.fails);
         if let Some(why) = cut_off.values().next().filter(|_| fails) {
             let ending = Ending::failed(entry.record().generation, None, None, why.clone());
             self.step(group, Event::Lost, Some(ending))?;

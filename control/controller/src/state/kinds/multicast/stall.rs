@@ -89,7 +89,7 @@ impl Core {
             let Ok((_, kind)) = self.multicast(group) else {
                 return;
             };
-            let Some(policy) = kind.on_stall.filter(|_| !kind.needs(&host)) else {
+            let Some(policy) = kind.settings.on_stall.filter(|_| !kind.needs(&host)) else {
                 continue;
             };
             // If that cannot be stored, the next look at the links does it.
@@ -103,7 +103,7 @@ impl Core {
         let Ok((_, kind)) = self.multicast(group) else {
             return;
         };
-        let Some(policy) = kind.on_stall else {
+        let Some(policy) = kind.settings.on_stall else {
             return;
         };
         let (host, waited) = (&stalled.next_hop, Duration::from_nanos(stalled.for_ns));

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use castnet_group::{MulticastSettings, StallPolicy};
 use castnet_proto::convert::{NewGroup, NewMember};
 use castnet_rules::{HostEndpoint, HostPart};
-use castnet_wire::{AnySource, MacAddr, McstId, Pmtu, Psn, Qpn};
+use castnet_wire::{AnySource, MacAddr, McstId, Psn, Qpn};
 
 use super::late::Late;
 use super::outside::Outside;
-use super::record::{Diverted, JoinedBy, MemberState, Multicast, Seat, StallPolicy};
+use super::record::{Diverted, JoinedBy, MemberState, Multicast, Seat};
 use crate::state::core::Core;
 use crate::state::core::tests::core;
 use crate::state::kinds::{GroupKind, Joining, Kind};
@@ -34,21 +35,17 @@ pub(crate) fn request(ends: impl Iterator<Item = HostEndpoint>) -> NewGroup {
     };
     let members: Vec<NewMember> = ends.map(member).collect();
     NewGroup {
-        on_stall: None,
         name: "g".into(),
         source: members[0].host.clone(),
         members,
-        pmtu: Pmtu::B1024,
         start_psn: None,
-        va_base: 0,
         mcst_id: None,
-        stall_timeout_ms: 700,
         lanes: 1,
-        fails_with_receiver: false,
         rate_limit: None,
-        any_source: None,
-        distribution: Default::default(),
-        repair: None,
+        settings: MulticastSettings {
+            stall_timeout_ms: 700,
+            ..MulticastSettings::default()
+        },
     }
 }
 
@@ -262,7 +259,7 @@ fn after_a_restart_calls_are_those_of_an_earlier_controller() {
 fn a_group_is_over_without_its_source_or_all_receivers() {
     let gone = |any_source, which: &[usize]| {
         let mut group = group();
-        group.any_source = any_source;
+        group.settings.any_source = any_source;
         for number in which {
             set(&mut group, *number, |seat| Joining::Left(seat.clone()));
         }
@@ -295,21 +292,19 @@ fn a_group_is_over_without_its_source_or_all_receivers() {
         ["h1", "h2", "h9"].map(|host| all.is_outside(host)),
         [true, false, false]
     );
+    let with = |any_source| {
+        let mut group = group();
+        group.settings.any_source = any_source;
+        group
+    };
     let needs = |any_source| {
-        let group = Multicast {
-            any_source,
-            ..group()
-        };
+        let group = with(any_source);
         ["h0", "h1"].map(|host| group.needs(host))
     };
     assert_eq!(needs(None), [true, false]);
     assert_eq!(needs(Some(AnySource::Bridged)), [true, true]);
     for any_source in [None, Some(AnySource::Bridged)] {
-        let group = Multicast {
-            any_source,
-            ..group()
-        };
-        assert_eq!(group.outlives_switches(), any_source.is_none());
+        assert_eq!(with(any_source).outlives_switches(), any_source.is_none());
     }
 }
 
@@ -320,7 +315,8 @@ fn a_stall_is_reported_in_time_for_what_follows_it() {
             after_ms,
             fails: true,
         });
-        let group = Multicast { on_stall, ..group() };
+        let mut group = group();
+        group.settings.on_stall = on_stall;
         assert_eq!(group.report_stalls_ms(), wanted);
     }
 }

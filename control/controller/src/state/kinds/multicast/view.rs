@@ -28,7 +28,7 @@ pub(super) fn phase(phase: Phase) -> v1::GroupPhase {
 }
 
 fn role(group: &Multicast, host: &str) -> v1::Role {
-    if group.any_source.is_some() {
+    if group.settings.any_source.is_some() {
         v1::Role::Member
     } else if group.source == host {
         v1::Role::Source
@@ -153,17 +153,17 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
         reason: reason(group, entry),
         mcst_id: mcst_ids.first().map(ToString::to_string).unwrap_or_default(),
         start_psn: group.start_psn.value(),
-        pmtu: group.pmtu.bytes() as u32,
-        va_base: group.va_base,
+        pmtu: group.settings.pmtu.bytes() as u32,
+        va_base: group.settings.va_base,
         source: group.source.clone(),
         generation: record.generation,
         lanes: lanes(&record.name, mcst_ids),
-        stall_timeout_ms: group.stall_timeout_ms,
-        on_member_loss: match group.fails_with_receiver {
+        stall_timeout_ms: group.settings.stall_timeout_ms,
+        on_member_loss: match group.settings.fails_with_receiver {
             true => v1::MemberLoss::Fail,
             false => v1::MemberLoss::Evict,
         } as i32,
-        on_member_stall: group.on_stall.map(|policy| v1::StallPolicy {
+        on_member_stall: group.settings.on_stall.map(|policy| v1::StallPolicy {
             after_ms: policy.after_ms,
             then: match policy.fails {
                 true => v1::MemberLoss::Fail,
@@ -172,16 +172,17 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
         }),
         rate_limit: record.rate_limit.map(rate_limit_to_proto),
         any_source: group
+            .settings
             .any_source
             .map_or(0, |numbers| any_source_to_proto(numbers).into()),
-        distribution: group.distribution.to_string(),
+        distribution: group.settings.distribution.to_string(),
         refinement: refinement(record),
         over_covered: record
             .plan
             .iter()
             .flat_map(|plan| plan.over_covered.iter().cloned())
             .collect(),
-        repair: group.repair.map(repair_to_proto),
+        repair: group.settings.repair.map(repair_to_proto),
         diversion: diversion(group),
         outside: group.outside.iter().map(outside).collect(),
         owner: record.owner.clone(),

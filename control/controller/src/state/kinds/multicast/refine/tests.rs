@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use castnet_group::MulticastSettings;
 use castnet_planner::static_core;
 use castnet_proto::convert::NewGroup;
 use castnet_rules::{HostEndpoint, HostPart};
@@ -72,7 +73,10 @@ fn request_of(name: &str, distribution: &str, hosts: &[u8]) -> NewGroup {
     };
     NewGroup {
         name: name.into(),
-        distribution: distribution.parse().unwrap(),
+        settings: MulticastSettings {
+            distribution: distribution.parse().unwrap(),
+            ..MulticastSettings::default()
+        },
         ..request(hosts.iter().map(end))
     }
 }
