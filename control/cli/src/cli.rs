@@ -52,7 +52,7 @@ pub(crate) enum Command {
     Controller(crate::controller::ControllerCommand),
     Host(castnet_commands::HostCommand),
     Group(crate::group::GroupCommand),
-    Plan(crate::group::PlanCommand),
+    Job(crate::job::JobCommand),
     #[command(visible_alias = "ports")]
     Port(crate::port::PortCommand),
     Counters(crate::counters::CountersCommand),
@@ -88,7 +88,7 @@ impl Cli {
             Command::Controller(command) => service(command.run(output)),
             Command::Host(command) => command.run(output),
             Command::Group(command) => client(command.run(output)),
-            Command::Plan(command) => client(command.run(output)),
+            Command::Job(command) => client(command.run(output)),
             Command::Port(command) => client(command.run(output)),
             Command::Counters(command) => client(command.run(output)),
             Command::Drops(command) => client(command.run(output)),

@@ -1,11 +1,11 @@
 mod at_switch;
 pub(crate) mod collective;
-mod create;
+pub(crate) mod create;
 mod facts;
 mod lanes;
 mod lines;
 mod members;
-mod plan;
+pub(crate) mod plan;
 mod progress;
 mod purge;
 mod rule_file;
@@ -14,6 +14,7 @@ mod show;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use castnet_console::api;
 use castnet_console::connect::{self, CONTROLLER, Tls};
@@ -28,24 +29,22 @@ use tonic::Code;
 use create::Create;
 use lines::{GroupLine, member_lines, rank_lines};
 pub(crate) use lines::{last_word, or_dash};
-pub(crate) use plan::PlanCommand;
 
-/// Creates, lists, shows and destroys groups: multicast, and collectives computed in the switches
+/// Creates multicast groups; lists, shows and destroys groups of all kinds
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Groups live at the controller, which plans their trees and programs the switches. A multicast group carries what its source sends to its members. A collective group computes in the switches with what its ranks send (castnet host allreduce --help); ranks that start without a group create it. With --agent URL, the same commands go to one switch, whose groups come from a rule file.
+    after_help = "Groups live at the controller, which plans their trees and programs the switches. A multicast group carries what its source sends to its members. Jobs, whose switches compute with what their ranks send, are groups as well: castnet job creates them. With --agent URL, the same commands go to one switch, which may have groups of a rule file.
 
 Examples:
   castnet group plan g --source h1 --members h2,h3,h4      where it would be placed, and why
   castnet group create g --source h1 --members h2,h3,h4
   castnet group show g                          the tree, and how far each path has acknowledged
-  castnet group create job --collective --ranks h1,h2,h3,h4
   castnet group show job --watch                the tree, the slots in use and the progress of each rank
   castnet group members g
   castnet group destroy g
   castnet group list --agent unix:/run/castnet/leaf1.sock
   castnet group move g --worker 1 --agent unix:/run/castnet/leaf1.sock
-  castnet group create --agent http://127.0.0.1:7471 --rules rules.toml"
+  castnet group install rules.toml --agent http://127.0.0.1:7471"
 )]
 pub(crate) struct GroupCommand {
     #[command(subcommand)]
@@ -55,26 +54,37 @@ pub(crate) struct GroupCommand {
 }
 
 const CREATE_HELP: &str = "\
-A multicast group needs --source and --members, a collective group --collective and --ranks, a switch without a controller \
---agent and --rules.
-
 Examples:
   castnet group create g --source h1 --members h2,h3,h4 --pmtu 4096
   castnet group create hot --source h1 --members h2,h3,h4 --lanes 4      four workers of each switch share it
   castnet group create slow --source h1 --members h2,h3 --rate 400M      the switch next to h1 takes no more of it
-  castnet group create job --collective --ranks h1,h2,h3,h4
-  castnet group create job --collective --ranks h1,h2,h3,h4 --reproducible --window 256 --pmtu 4096
-  castnet group create --agent http://127.0.0.1:7471 --rules rules.toml
+  castnet group create far --source h1 --members h2,h3 --distribution edge:chain    the switches at the hosts pass it on
 
-Then castnet group show NAME names who is missing, and castnet host --help shows how members and ranks join.";
+Then castnet group show NAME names who is missing, and castnet host --help shows how members join.";
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Creates a group; it waits for its members or ranks to join (castnet host)
+    /// Creates a multicast group; it waits for its members to join (castnet host)
     #[command(after_help = CREATE_HELP)]
     Create(Create),
-    /// Where a group would be placed now, and why; nothing is installed or reserved (also castnet plan)
+    /// Where a multicast group would be placed now, and why; nothing is installed or reserved
+    #[command(after_help = "It takes what castnet group create takes.
+
+Examples:
+  castnet group plan g --source h1 --members h2,h3,h4
+  castnet group plan g --source h1 --members h2,h3,h4 --pmtu 4096 --output json | jq .switches")]
     Plan(Create),
+    /// Installs the groups of a rule file at one switch. If one is refused, the new ones are removed again, and the error names those that were
+    /// replaced
+    #[command(after_help = "Examples:
+  castnet group install rules.toml --agent unix:/run/castnet/leaf1.sock
+  castnet group install rules.toml weights --agent unix:/run/castnet/leaf1.sock    only that one")]
+    Install {
+        /// The rule file (castnet rules)
+        file: PathBuf,
+        /// Only the group of this name
+        group: Option<String>,
+    },
     /// Lists groups
     #[command(visible_alias = "ls")]
     List,
@@ -170,19 +180,31 @@ Examples:
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Where")]
 struct Place {
-    /// Address of the controller; of several, all with commas between them
-    #[arg(long, global = true, value_name = "URL", env = "CASTNET_CONTROLLER", default_value = CONTROLLER)]
-    controller: Controllers,
+    #[command(flatten)]
+    at: AtController,
     /// One switch instead of the controller
     #[arg(long, global = true, value_name = "URL")]
     agent: Option<Address>,
+}
+
+/// The controller.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Where")]
+pub(crate) struct AtController {
+    /// Address of the controller; of several, all with commas between them
+    #[arg(long, global = true, value_name = "URL", env = "CASTNET_CONTROLLER", default_value = CONTROLLER)]
+    controller: Controllers,
     #[command(flatten)]
     tls: Tls,
 }
 
-impl Place {
+impl AtController {
+    pub(crate) async fn connect(&self) -> Outcome<api::ControllerClient> {
+        connect::controller(&self.controller, &self.tls.security()?).await
+    }
+
     /// Names the controller to other commands; empty for the default one.
-    fn flag(&self) -> String {
+    pub(crate) fn flag(&self) -> String {
         match self.controller.to_string() {
             default if default == CONTROLLER => String::new(),
             other => format!(" --controller {other}"),
@@ -203,7 +225,7 @@ fn member_addresses(common: &str, own: &BTreeMap<String, String>) -> String {
     lanes::addresses(common, own.map(|(host, own)| (host.as_str(), Some(own.as_str()))))
 }
 
-fn rank_addresses(state: &api::CollectiveState) -> String {
+pub(crate) fn rank_addresses(state: &api::CollectiveState) -> String {
     let ranks = state.members.iter();
     let ranks: Vec<_> = ranks
         .map(|m| (format!("rank {}", m.rank), m.mcst_id.as_deref()))
@@ -212,7 +234,7 @@ fn rank_addresses(state: &api::CollectiveState) -> String {
     lanes::addresses(&state.mcst_id, ranks)
 }
 
-fn in_lanes(lanes: usize) -> String {
+pub(crate) fn in_lanes(lanes: usize) -> String {
     match lanes {
         0 | 1 => String::new(),
         more => format!(", {more} lanes"),
@@ -236,7 +258,7 @@ struct Created {
 }
 
 /// Hosts that no switch has seen, while it has seen others of the group: one may be a wrong name, for which the group would wait.
-fn not_seen(members: &[api::MemberState]) -> Vec<String> {
+pub(crate) fn not_seen(members: &[api::MemberState]) -> Vec<String> {
     let named = || members.iter().filter(|m| !m.host.is_empty());
     match named().any(|m| !m.switch_name.is_empty()) {
         true => named()
@@ -247,7 +269,7 @@ fn not_seen(members: &[api::MemberState]) -> Vec<String> {
     }
 }
 
-fn warning(not_seen: &[String]) -> String {
+pub(crate) fn warning(not_seen: &[String]) -> String {
     match not_seen.is_empty() {
         true => String::new(),
         false => format!(
@@ -285,59 +307,6 @@ fn group_created(state: api::GroupState) -> Done<Created> {
             lanes: state.lanes.len().max(1),
             start_psn: state.start_psn,
             pmtu: state.pmtu,
-            phase,
-            not_seen,
-        },
-        sentence,
-    }
-}
-
-#[derive(Debug, Serialize)]
-struct CollectiveCreated {
-    group: String,
-    mcst_id: String,
-    lanes: usize,
-    ranks: usize,
-    slots: u32,
-    phase: String,
-    /// Ranks' hosts that no switch has seen, where others were.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    not_seen: Vec<String>,
-}
-
-/// `at`: the flag that names the controller to a rank; may be empty.
-fn collective_created(state: api::CollectiveState, at: &str) -> Done<CollectiveCreated> {
-    let phase = last_word(state.phase().as_str_name());
-    let reason = match state.reason.as_str() {
-        "" => String::new(),
-        reason => format!(": {reason}"),
-    };
-    let mut sentence = format!(
-        "collective group {} has McstID {}{} and is {phase}{reason}",
-        state.name,
-        rank_addresses(&state),
-        in_lanes(state.lanes.len())
-    );
-    if let Some(first) = state.members.first() {
-        let settings = state.settings.unwrap_or_default();
-        sentence.push_str(&format!(
-            "\neach rank joins with such as: castnet host allreduce --job {} --size {} --rank 0 --name {}{}{}",
-            state.name,
-            state.members.len(),
-            first.host,
-            collective::rank_flags(&settings),
-            at
-        ));
-    }
-    let not_seen = not_seen(&state.members);
-    sentence.push_str(&warning(&not_seen));
-    Done {
-        facts: CollectiveCreated {
-            group: state.name,
-            mcst_id: state.mcst_id,
-            lanes: state.lanes.len().max(1),
-            ranks: state.members.len(),
-            slots: state.slots,
             phase,
             not_seen,
         },
@@ -393,7 +362,7 @@ fn still_pending(switches: &[String]) -> Outcome {
     }
 }
 
-fn refused(status: tonic::Status, group: &str) -> Failure {
+pub(crate) fn refused(status: tonic::Status, group: &str) -> Failure {
     let code = status.code();
     let failure = Failure::from(status);
     match code {
@@ -403,7 +372,9 @@ fn refused(status: tonic::Status, group: &str) -> Failure {
         Code::AlreadyExists => failure.next(format!(
             "castnet group show {group} shows it; castnet group destroy {group} removes it"
         )),
-        Code::InvalidArgument => failure.next("castnet group create --help lists the settings"),
+        Code::InvalidArgument => {
+            failure.next("castnet group create --help, or castnet job create --help, lists the settings")
+        }
         Code::ResourceExhausted => {
             failure.next("castnet topology shows how much memory and how many groups each switch has left")
         }
@@ -413,26 +384,23 @@ fn refused(status: tonic::Status, group: &str) -> Failure {
 
 impl GroupCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
-        if let Verb::Create(create) = &self.verb {
+        if let Verb::Create(create) | Verb::Plan(create) = &self.verb {
             create.check()?;
         }
-        if let Verb::Plan(create) = self.verb {
-            return plan::run(create, &self.place, output).await;
-        }
-        let security = self.place.tls.security()?;
+        let security = self.place.at.tls.security()?;
         if let Some(address) = &self.place.agent {
             let agent = connect::agent(address, &security).await?;
             return at_switch::run(self.verb, agent, output).await;
         }
-        let mut controller = connect::controller(&self.place.controller, &security).await?;
+        if let Verb::Install { file, .. } = &self.verb {
+            let file = file.display();
+            return Err(
+                Failure::usage(format!("the rules of {file} are those of one switch: name it"))
+                    .next(format!("castnet group install {file} --agent URL")),
+            );
+        }
+        let mut controller = self.place.at.connect().await?;
         match self.verb {
-            Verb::Create(create) if create.collective.collective => {
-                let request = create.collective_request();
-                let name = request.name.clone();
-                let answer = controller.create_collective(request).await;
-                let state = answer.map_err(|s| refused(s, &name))?.into_inner().group;
-                output.show(&collective_created(state.unwrap_or_default(), &self.place.flag()))
-            }
             Verb::Create(create) => {
                 let request = create.request();
                 let name = request.name.clone();
@@ -440,8 +408,12 @@ impl GroupCommand {
                 let state = answer.map_err(|s| refused(s, &name))?.into_inner().group;
                 output.show(&group_created(state.unwrap_or_default()))
             }
-            // Done above.
-            Verb::Plan(_) => Ok(()),
+            Verb::Plan(create) => {
+                let group = api::plan_group_request::Group::Multicast(create.request());
+                plan::run(&self.place.at, group, output).await
+            }
+            // Refused above.
+            Verb::Install { .. } => Ok(()),
             Verb::List => {
                 let listed = controller
                     .list_groups(api::ListControllerGroupsRequest {})

@@ -9,6 +9,7 @@ mod drops;
 mod events;
 mod fdb;
 mod group;
+mod job;
 mod log_level;
 mod neighbours;
 mod packets;

@@ -113,7 +113,7 @@ impl Switch {
         let listed = listed.await?.into_inner();
         let not_there = |name: &str| {
             Failure::usage(format!("the switch has no group '{name}' of this file"))
-                .next("castnet group create --agent URL --rules FILE installs them")
+                .next("castnet group install FILE --agent URL installs them")
         };
         let mut starts = Vec::new();
         let workload = &scenario.workload;
@@ -140,7 +140,7 @@ impl Switch {
                 (GroupKind::Translated(rule), Some(State::Translated(state))) => {
                     if state.base_psn != rule.start_psn.value() {
                         return Err(Failure::usage(format!("ranks have used the group '{}' already", group.name)).next(
-                            "install it anew under a higher generation: castnet group create --agent URL --rules FILE",
+                            "install it anew under a higher generation: castnet group install FILE --agent URL",
                         ));
                     }
                 }

@@ -132,8 +132,10 @@ fn move_refused(status: tonic::Status, group: &str) -> Failure {
 
 pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output) -> Outcome {
     match verb {
-        // The controller's.
-        Verb::Plan(_) => Ok(()),
+        Verb::Create(_) | Verb::Plan(_) => Err(Failure::usage(
+            "the controller creates and plans groups; the groups of a switch alone come from a rule file",
+        )
+        .next("leave --agent out, or castnet rules example > rules.toml and castnet group install rules.toml --agent URL")),
         Verb::List => {
             let listed = agent
                 .list_groups(api::ListGroupsRequest::default())
@@ -203,20 +205,13 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
                 sentence,
             })
         }
-        Verb::Create(create) => {
-            let Some(file) = &create.rules else {
-                return Err(
-                    Failure::usage("the groups of a switch come from a rule file: --rules FILE").next(
-                        "castnet rules example > rules.toml\nor leave --agent out and ask the controller",
-                    ),
-                );
-            };
-            let rules = settings::read_rules(file)?;
-            let wanted = |name: &str| create.name.as_deref().is_none_or(|only| only == name);
+        Verb::Install { file, group } => {
+            let rules = settings::read_rules(&file)?;
+            let wanted = |name: &str| group.as_deref().is_none_or(|only| only == name);
             let groups: Vec<_> = rules.groups.iter().filter(|g| wanted(&g.name)).collect();
             if groups.is_empty() {
                 let file = file.display();
-                return Err(match &create.name {
+                return Err(match &group {
                     Some(name) => Failure::usage(format!("{file} has no group '{name}'")),
                     None => Failure::usage(format!("{file} has no groups"))
                         .next("castnet route add installs routes"),

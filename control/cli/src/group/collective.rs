@@ -1,7 +1,5 @@
 //! What only collective groups have: how they work, and calls of ranks that differ.
 
-mod args;
-
 use std::time::Duration;
 
 use castnet_console::api;
@@ -15,11 +13,15 @@ use castnet_rules::{
 use serde::Serialize;
 
 use super::facts::Facts;
-pub(crate) use args::CollectiveArgs;
 
 /// Defaults of `castnet host allreduce`.
 const DEFAULT_PMTU: u32 = 1024;
 const DEFAULT_WINDOW: u32 = 64;
+
+/// The time-out that a queue pair has with a code.
+pub(crate) fn timeout_us(code: u32) -> u64 {
+    (4096_u64 << code) / 1000
+}
 
 /// Ranks in order as ranges: `0-2 5`.
 pub(crate) fn ranks_text(ranks: &[u32]) -> String {
@@ -115,7 +117,7 @@ pub(super) fn mode_of(mode: api::CollectiveMode) -> CollectiveMode {
 }
 
 /// The flags by which a rank asks for the settings of its group, where they are not the default.
-pub(super) fn rank_flags(settings: &api::CollectiveSettings) -> String {
+pub(crate) fn rank_flags(settings: &api::CollectiveSettings) -> String {
     let mut flags = String::new();
     let mut add = |flag: &str, value: &dyn std::fmt::Display| flags += &format!(" {flag} {value}");
     let (window, message) = (settings.window_packets, settings.message_packets);
@@ -146,7 +148,7 @@ pub(super) fn rank_flags(settings: &api::CollectiveSettings) -> String {
     }
     let ack = settings.ack_timeout_us;
     if ack != DEFAULT_ACK_TIMEOUT_US
-        && let Some(code) = (1..=31).find(|code| args::timeout_us(*code) == u64::from(ack))
+        && let Some(code) = (1..=31).find(|code| timeout_us(*code) == u64::from(ack))
     {
         add("--qp-timeout", &code);
     }

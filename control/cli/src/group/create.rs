@@ -1,57 +1,57 @@
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use castnet_console::api;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::rate::RateArgs;
 use castnet_console::units::{name, number, pmtu, qpn};
-use castnet_group::{Distribution, TreeChoice};
+use castnet_group::Distribution;
 use castnet_rules::{DEFAULT_REPAIR_SLOTS, DEFAULT_STALL_TIMEOUT_MS, FaultKind};
 use castnet_wire::MacAddr;
 use clap::{Args, ValueEnum};
 
-use super::collective::CollectiveArgs;
-
-/// The settings of a group.
+/// What groups of all kinds have.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Create {
+pub(crate) struct Common {
     /// Its name: letters, digits, '-', '_' and '.'
-    #[arg(required_unless_present = "rules", value_parser = name)]
-    pub(crate) name: Option<String>,
-    /// The host that sends
-    #[arg(long, value_name = "HOST", required_unless_present_any = ["rules", "collective"], value_parser = name)]
-    source: Option<String>,
-    /// The hosts that receive, with commas or given again; the source may be left out
-    #[arg(
-        long,
-        value_name = "HOST,...",
-        value_delimiter = ',',
-        required_unless_present_any = ["rules", "collective"],
-        value_parser = name
-    )]
-    members: Vec<String>,
+    #[arg(value_parser = name)]
+    pub(crate) name: String,
     /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096
     #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = pmtu)]
-    pmtu: u32,
+    pub(crate) pmtu: u32,
     /// Number of sub-groups, 1 to 16, which the workers of a switch share: for a group that is too much for one core. Hosts use
     /// them as one group
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
-    lanes: u8,
+    pub(crate) lanes: u8,
     /// The group's address, or that of its first lane [default: the next free address of the controller's pool]. Not for groups
     /// that pass routers: they have an address per switch
     #[arg(long, value_name = "IP")]
-    mcst_id: Option<std::net::Ipv4Addr>,
+    pub(crate) mcst_id: Option<std::net::Ipv4Addr>,
+    /// After this time, a path that has not acknowledged and a collective that still waits are reported
+    #[arg(long, value_name = "MS", default_value_t = DEFAULT_STALL_TIMEOUT_MS, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) stall_timeout_ms: u32,
+    #[command(flatten)]
+    pub(crate) rate: RateArgs,
+}
+
+/// A multicast group.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Create {
+    #[command(flatten)]
+    common: Common,
+    /// The host that sends
+    #[arg(long, value_name = "HOST", value_parser = name)]
+    source: String,
+    /// The hosts that receive, with commas or given again; the source may be left out
+    #[arg(long, value_name = "HOST,...", value_delimiter = ',', required = true, value_parser = name)]
+    members: Vec<String>,
     /// The source's start PSN [default: a random one]
     #[arg(long, value_name = "PSN", value_parser = clap::value_parser!(u32).range(0..1 << 24))]
     start_psn: Option<u32>,
     /// Base of the source's virtual addresses, for WRITE
     #[arg(long, value_name = "VA", default_value = "0", value_parser = number)]
     va_base: u64,
-    /// After this time, a path that has not acknowledged and a collective that still waits are reported
-    #[arg(long, value_name = "MS", default_value_t = DEFAULT_STALL_TIMEOUT_MS, value_parser = clap::value_parser!(u32).range(1..))]
-    stall_timeout_ms: u32,
     /// A receiver whose process has died is put out while the others go on, or the group fails with it; they also go on
     /// without one that leaves
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Loss::Evict)]
@@ -71,8 +71,7 @@ pub(crate) struct Create {
         value_name = "PSNS",
         num_args = 0..=1,
         require_equals = true,
-        default_missing_value = "bridged",
-        conflicts_with_all = ["rules", "collective"]
+        default_missing_value = "bridged"
     )]
     any_source: Option<Numbers>,
     /// Where its copies are made. `switches[:SHAPE]`: in the Castnet switches on the way and, where ordinary switches and routers alone lead on, at the
@@ -82,8 +81,8 @@ pub(crate) struct Create {
     /// default, with the latency that castnet-lab calibrate has measured. `static[:COPIES]`: in routers, which have no state of the group and replicate
     /// what is sent to the multicast addresses of the topology file (its multicast_routes). At most COPIES of a packet leave the source's switch:
     /// some may reach switches without members, which drop them. castnet group show tells where copies are made
-    #[arg(long, value_name = "HOW", default_value_t = Distribution::default(), conflicts_with_all = ["rules", "collective"])]
-    distribution: Distribution<TreeChoice>,
+    #[arg(long, value_name = "HOW", default_value_t = Distribution::default())]
+    distribution: Distribution,
     #[command(flatten)]
     replaced: Replaced,
     /// Who repeats what is lost: the source, or the nearest switch, which keeps --repair-slots packets for it
@@ -92,42 +91,38 @@ pub(crate) struct Create {
     /// Packets that each switch keeps: at least as many as the source has outstanding; a power of two
     #[arg(long, value_name = "PACKETS", default_value_t = DEFAULT_REPAIR_SLOTS, requires = "repair", value_parser = clap::value_parser!(u16).range(2..=32768))]
     repair_slots: u16,
-    #[command(flatten)]
-    rate: RateArgs,
     /// A member that another tool connects: it has joined at once
     #[arg(long, value_name = "HOST=IP,MAC,QPN[,VA,RKEY,LENGTH]")]
     connection: Vec<Joined>,
-    /// With --agent: installs the groups of this rule file, or only the one with NAME. If one is refused, the new ones are removed again,
-    /// and the error names those that were replaced
-    #[arg(
-        long,
-        value_name = "FILE",
-        requires = "agent",
-        conflicts_with_all = [
-            "source", "members", "connection", "pmtu", "lanes", "mcst_id", "start_psn", "va_base", "stall_timeout_ms",
-            "on_member_loss", "on_member_stall", "member_stall_ms", "repair", "repair_slots", "rate", "burst",
-        ]
-    )]
-    pub(crate) rules: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) collective: CollectiveArgs,
 }
 
-/// Flags whose values `--distribution` has now: each is refused with what to write.
+/// Flags that there were: each is refused with what to write.
 #[derive(Clone, Debug, Default, Args)]
 struct Replaced {
-    #[arg(long, hide = true, value_name = "KIND", value_parser = |kind: &str| instead(if kind == "static" { "static" } else { "switches" }))]
+    #[arg(long, hide = true, value_parser = |kind: &str| written("static", kind == "static"))]
     core: Option<Infallible>,
-    #[arg(long, hide = true, value_name = "N", value_parser = |copies: &str| instead(&format!("static:{copies}")))]
+    #[arg(long, hide = true, value_parser = |copies: &str| instead(&format!("static:{copies}")))]
     core_copies: Option<Infallible>,
-    #[arg(long, hide = true, value_name = "SHAPE", value_parser = |shape: &str| instead(&format!("switches:{shape}")))]
+    #[arg(long, hide = true, value_parser = |shape: &str| instead(&format!("switches:{shape}")))]
     tree: Option<Infallible>,
-    #[arg(long, hide = true, value_name = "PATH", value_parser = |path: &str| instead(if path == "edge" { "edge" } else { "switches" }))]
+    #[arg(long, hide = true, value_parser = |path: &str| written("edge", path == "edge"))]
     path: Option<Infallible>,
+    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "", value_parser = |_: &str| gone("castnet job create"))]
+    collective: Option<Infallible>,
+    #[arg(long, hide = true, value_parser = |file: &str| gone(&format!("castnet group install {file} --agent URL")))]
+    rules: Option<Infallible>,
+}
+
+fn gone(instead: &str) -> Result<Infallible, String> {
+    Err(format!("write {instead}"))
 }
 
 fn instead(distribution: &str) -> Result<Infallible, String> {
-    Err(format!("write --distribution {distribution}"))
+    gone(&format!("--distribution {distribution}"))
+}
+
+fn written(distribution: &str, is_so: bool) -> Result<Infallible, String> {
+    instead(if is_so { distribution } else { "switches" })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -223,17 +218,6 @@ impl FromStr for Joined {
 }
 
 impl Create {
-    pub(crate) fn collective_request(self) -> api::CreateCollectiveRequest {
-        let name = self.name.unwrap_or_default();
-        self.collective.request(
-            name,
-            self.pmtu,
-            self.mcst_id,
-            self.stall_timeout_ms,
-            (self.lanes, &self.rate),
-        )
-    }
-
     /// What the flags contradict each other in.
     pub(crate) fn check(&self) -> Outcome {
         if self.distribution.is_static() && self.any_source.is_some() {
@@ -254,8 +238,7 @@ impl Create {
     }
 
     pub(crate) fn request(self) -> api::CreateGroupRequest {
-        let source = self.source.unwrap_or_default();
-        let mut hosts = vec![source.clone()];
+        let mut hosts = vec![self.source.clone()];
         for host in self.members.iter().chain(self.connection.iter().map(|c| &c.host)) {
             if !hosts.contains(host) {
                 hosts.push(host.clone());
@@ -275,16 +258,16 @@ impl Create {
             })
             .collect();
         api::CreateGroupRequest {
-            name: self.name.unwrap_or_default(),
-            source,
+            name: self.common.name,
+            source: self.source,
             members,
-            pmtu: self.pmtu,
+            pmtu: self.common.pmtu,
             start_psn: self.start_psn,
             va_base: self.va_base,
-            mcst_id: self.mcst_id.map(|ip| ip.to_string()),
-            stall_timeout_ms: self.stall_timeout_ms,
-            lanes: self.lanes.into(),
-            rate_limit: self.rate.message(),
+            mcst_id: self.common.mcst_id.map(|ip| ip.to_string()),
+            stall_timeout_ms: self.common.stall_timeout_ms,
+            lanes: self.common.lanes.into(),
+            rate_limit: self.common.rate.message(),
             repair: (self.repair == Repair::Switch).then_some(api::MulticastRepair {
                 slots: self.repair_slots.into(),
                 ack_timeout_us: 0,
@@ -331,96 +314,53 @@ mod tests {
         }
     }
 
-    /// Flags that would be ignored are refused.
-    #[test]
-    fn flags_of_another_kind_of_group_are_refused() {
-        let collective = "--collective --ranks h1,h2";
-        let rules = "--agent unix:/a --rules rules.toml";
-        let of_multicast = [
-            "--repair switch",
-            "--repair switch --repair-slots 512",
-            "--on-member-loss fail",
-            "--on-member-stall evict",
-            "--member-stall-ms 700",
-            "--start-psn 1",
-            "--va-base 1",
-            "--distribution edge:chain",
-            "--any-source",
-        ];
-        let of_both = [
-            "--pmtu 4096",
-            "--lanes 4",
-            "--mcst-id 10.0.0.1",
-            "--stall-timeout-ms 9",
-            "--rate 10G",
-            "--rate 10G --burst 4ms",
-        ];
-        let refused = |base: &str, flag: &str| {
-            let line = format!("castnet group create g {base} {flag}");
-            let parsed = crate::cli::Cli::try_parse_from(line.split_whitespace());
-            parsed.err().map(|error| error.kind())
-        };
-        let conflict = Some(clap::error::ErrorKind::ArgumentConflict);
-        for flag in of_multicast {
-            assert_eq!(refused(collective, flag), conflict, "--collective {flag}");
-            assert_eq!(refused(rules, flag), conflict, "--rules {flag}");
-        }
-        for flag in of_both {
-            assert_eq!(refused(collective, flag), None, "--collective {flag}");
-            assert_eq!(refused(rules, flag), conflict, "--rules {flag}");
-        }
-        assert_eq!(refused(rules, collective), conflict);
-        assert_eq!(refused(rules, ""), None);
-    }
-
     #[test]
     fn flags_that_were_replaced_say_what_to_write() {
         for (flag, instead) in [
-            ("--core static", "static"),
-            ("--core stateful", "switches"),
-            ("--core-copies 3", "static:3"),
-            ("--tree auto:4096", "switches:auto:4096"),
-            ("--path edge", "edge"),
-            ("--path auto", "switches"),
+            ("--core static", "--distribution static"),
+            ("--core stateful", "--distribution switches"),
+            ("--core-copies 3", "--distribution static:3"),
+            ("--tree auto:4096", "--distribution switches:auto:4096"),
+            ("--path edge", "--distribution edge"),
+            ("--path auto", "--distribution switches"),
+            ("--collective", "castnet job create"),
+            ("--rules r.toml", "castnet group install r.toml --agent URL"),
         ] {
             let line = format!("castnet group create g --source h1 --members h2 {flag}");
             let refused = crate::cli::Cli::try_parse_from(line.split_whitespace()).err();
             let said = refused.map(|error| error.to_string()).unwrap_or_default();
-            assert!(
-                said.contains(&format!("write --distribution {instead}\n")),
-                "{flag}: {said}"
-            );
+            assert!(said.contains(&format!("write {instead}\n")), "{flag}: {said}");
         }
     }
 
     #[test]
     fn the_source_is_a_member_and_nobody_is_one_twice() {
         let create = Create {
-            name: Some("g".to_owned()),
-            source: Some("h1".to_owned()),
+            common: Common {
+                name: "g".to_owned(),
+                pmtu: 1024,
+                lanes: 1,
+                mcst_id: None,
+                stall_timeout_ms: 1000,
+                rate: RateArgs::default(),
+            },
+            source: "h1".to_owned(),
             members: vec!["h2".to_owned(), "h1".to_owned(), "h2".to_owned()],
-            pmtu: 1024,
-            mcst_id: None,
             start_psn: None,
             va_base: 0,
-            stall_timeout_ms: 1000,
-            lanes: 1,
             on_member_loss: Loss::Evict,
             on_member_stall: Stall::Fail,
             member_stall_ms: 700,
             any_source: None,
-            distribution: Distribution::Edge(TreeChoice::default()),
+            distribution: Distribution::default(),
             replaced: Replaced::default(),
             repair: Repair::Source,
             repair_slots: DEFAULT_REPAIR_SLOTS,
-            rate: RateArgs::default(),
             connection: vec![
                 "h3=10.0.0.3,02:00:00:00:00:03,0x13"
                     .parse()
                     .expect("a connection"),
             ],
-            rules: None,
-            collective: CollectiveArgs::default(),
         };
         let request = create.clone().request();
         let hosts: Vec<_> = request

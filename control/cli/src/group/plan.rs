@@ -1,41 +1,15 @@
 //! Where a group would be placed, before it is created.
 
-use castnet_console::connect;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, Page, Report};
 use castnet_console::units::bytes;
 use castnet_console::{api, rate};
 use castnet_console::{columns, tree};
-use clap::Args;
 use serde::Serialize;
 
 use super::collective::{mode_of, mode_text};
-use super::create::Create;
 use super::show::over_covered;
-use super::{Place, in_lanes, refused};
-
-/// Where a group would be placed now, and why; nothing is installed or reserved
-#[derive(Debug, Args)]
-#[command(
-    after_help = "It takes what castnet group create takes, and is the same command as castnet group plan.
-
-Examples:
-  castnet plan g --source h1 --members h2,h3,h4
-  castnet plan job --collective --ranks h1,h2,h3,h4 --window 256 --pmtu 4096
-  castnet plan job --collective --ranks h1,h2 --output json | jq .switches"
-)]
-pub(crate) struct PlanCommand {
-    #[command(flatten)]
-    create: Create,
-    #[command(flatten)]
-    place: Place,
-}
-
-impl PlanCommand {
-    pub(crate) async fn run(self, output: Output) -> Outcome {
-        run(self.create, &self.place, output).await
-    }
-}
+use super::{AtController, in_lanes, refused};
 
 #[derive(Debug, Serialize)]
 struct PlanReport {
@@ -134,7 +108,7 @@ struct PassedOverLine {
 columns!(row: PassedOverLine => row { switch, reason });
 
 impl PlanReport {
-    /// `source`: of a multicast group, and the shape of its tree between relays.
+    /// `source`: of a multicast group, and its distribution.
     fn new(answer: api::PlanGroupResponse, source: Option<(&str, &str)>) -> Self {
         // Nothing is installed, which the drawing need not say.
         let node = |s: &api::PlannedSwitch| {
@@ -190,12 +164,10 @@ impl PlanReport {
             may_come: answer.may_come,
             drawing: root.map(|root| root.draw()),
             why: match source {
-                Some((_, "" | "shortest")) => {
+                Some((_, "switches")) => {
                     "along the shortest paths from the source, over the links with the fewest groups".to_owned()
                 }
-                Some((_, shape)) => format!(
-                    "along the shortest paths from the source, and where these pass ordinary switches and routers alone, in the shape {shape}"
-                ),
+                Some((_, distribution)) => format!("from the source, with --distribution {distribution}"),
                 None => {
                     "below the lowest switch that reaches all ranks, on switches with room, over the links with the fewest groups".to_owned()
                 }
@@ -257,41 +229,21 @@ impl Report for PlanReport {
     }
 }
 
-pub(super) async fn run(create: Create, place: &Place, output: Output) -> Outcome {
-    create.check()?;
-    if place.agent.is_some() || create.rules.is_some() {
-        return Err(
-            Failure::usage("the controller plans groups; a switch installs them as they are")
-                .next("castnet rules check FILE looks at a rule file"),
-        );
-    }
-    let security = place.tls.security()?;
-    let mut controller = connect::controller(&place.controller, &security).await?;
-    let (name, source, group) = if create.collective.collective {
-        let request = create.collective_request();
-        (
-            request.name.clone(),
-            None,
-            api::plan_group_request::Group::Collective(request),
-        )
-    } else {
-        let request = create.request();
-        let source = (request.source.clone(), request.tree.clone());
-        (
-            request.name.clone(),
-            Some(source),
-            api::plan_group_request::Group::Multicast(request),
-        )
+pub(crate) async fn run(at: &AtController, group: api::plan_group_request::Group, output: Output) -> Outcome {
+    let (name, source) = match &group {
+        api::plan_group_request::Group::Multicast(request) => {
+            let source = (request.source.clone(), request.distribution.clone());
+            (request.name.clone(), Some(source))
+        }
+        api::plan_group_request::Group::Collective(request) => (request.name.clone(), None),
     };
     let request = api::PlanGroupRequest { group: Some(group) };
-    let answer = controller
-        .plan_group(request)
-        .await
-        .map_err(|s| refused(s, &name))?;
-    let report = PlanReport::new(
-        answer.into_inner(),
-        source.as_ref().map(|(source, tree)| (&**source, &**tree)),
-    );
+    let answer = at.connect().await?.plan_group(request).await;
+    let answer = answer.map_err(|s| refused(s, &name))?;
+    let source = source
+        .as_ref()
+        .map(|(source, distribution)| (&**source, &**distribution));
+    let report = PlanReport::new(answer.into_inner(), source);
     let verdict = match report.refusal {
         Some(_) if !report.may_come => Err(Failure::refused(format!("group {name} has no place"))),
         _ => Ok(()),

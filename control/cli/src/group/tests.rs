@@ -262,7 +262,7 @@ fn a_created_group_names_the_hosts_that_no_switch_has_seen() {
             members: members.collect(),
             ..Default::default()
         };
-        (super::group_created(state), super::collective_created(ranks, ""))
+        (super::group_created(state), crate::job::created(ranks, ""))
     };
     let warning = "no switch has seen h1, h3 yet: the group waits for ever if that is a wrong name (castnet topology lists who was seen)";
     let (multicast, collective) = group(&[true, false, true, false]);

@@ -30,7 +30,7 @@ const COMMANDS: [&str; 22] = [
     "topology",
     "events",
     "log-level",
-    "plan",
+    "job",
     "store",
 ];
 
@@ -170,24 +170,14 @@ fn wrong_flags_and_values_end_with_2_and_say_what_would_be_right() {
             "1 to 63 letters",
         ),
         (
-            &[
-                "group",
-                "create",
-                "g",
-                "--collective",
-                "--ranks",
-                "h1,h2",
-                "--window",
-                "1",
-            ],
+            &["job", "create", "g", "--ranks", "h1,h2", "--window", "1"],
             "1 is not in 2..",
         ),
         (
             &[
-                "group",
+                "job",
                 "create",
                 "g",
-                "--collective",
                 "--ranks",
                 "h1,h2",
                 "--ack-timeout-us",

@@ -201,7 +201,7 @@ async fn a_collective_group_on_real_switches_is_shown_with_its_tree() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_operator_creates_a_collective_group_and_ranks_fill_it() {
     let fabric = Fabric::new().await;
-    let create = "group create g --collective --ranks h0,h1,h2,h3 --window 16 --message-packets 8 --reproducible \
+    let create = "job create g --ranks h0,h1,h2,h3 --window 16 --message-packets 8 --reproducible \
                   --loss-policy reflect --straggler-policy rnr";
     let args: Vec<&str> = create.split_whitespace().collect();
     let created = fabric.castnet(&args).await;

@@ -291,14 +291,10 @@ fn groups_and_routes_of_a_switch_can_be_changed() {
     assert_eq!(refusal(&["group", "show", "weights"], &switch, "--agent").0, 3);
     let rules = folder.path().join("rules.toml").display().to_string();
     assert_eq!(
-        ask(&["group", "create", "--rules", &rules], &switch)["installed"][0],
+        ask(&["group", "install", &rules], &switch)["installed"][0],
         "weights"
     );
-    let (code, error) = refusal(
-        &["group", "create", "nobody", "--rules", &rules],
-        &switch,
-        "--agent",
-    );
+    let (code, error) = refusal(&["group", "install", &rules, "nobody"], &switch, "--agent");
     assert_eq!((code, &error["exit_code"]), (2, &2.into()));
 
     assert_eq!(
@@ -365,7 +361,7 @@ fn a_collective_group_of_a_rule_file_is_installed_shown_counted_and_removed() {
     let rules = folder.path().join("collective.toml");
     std::fs::write(&rules, castnet_rules::COLLECTIVE_EXAMPLE).expect("written");
     let rules = rules.display().to_string();
-    let create = ["group", "create", "--rules", &rules];
+    let create = ["group", "install", &rules];
     assert_eq!(
         ask(&create, &switch)["installed"],
         serde_json::json!(["gradients"])
@@ -437,7 +433,7 @@ fn a_forwarding_group_of_a_rule_file_is_checked_installed_shown_and_counted() {
         checked.contains("good: 0 multicast groups, 0 collective groups, 1 forwarding group, 0 routes"),
         "{checked}"
     );
-    let created = ask(&["group", "create", "--rules", &rules], &switch);
+    let created = ask(&["group", "install", &rules], &switch);
     assert_eq!(created["installed"], serde_json::json!(["pair"]));
 
     let groups = ask(&["group", "list"], &switch);
@@ -470,7 +466,7 @@ fn routes_of_a_rule_file_are_not_passed_over_in_silence() {
     let switch = Service::switch(folder.path());
     let file = folder.path().join("rules.toml");
     let path = file.display().to_string();
-    let create = ["group", "create", "--rules", &path];
+    let create = ["group", "install", &path];
     let route =
         "\n[[routes]]\nprefix = \"10.9.0.0/16\"\nnext_hops = [{ port = 1, mac = \"02:00:00:00:00:11\" }]\n";
     std::fs::write(&file, route).expect("written");
@@ -489,11 +485,7 @@ fn routes_of_a_rule_file_are_not_passed_over_in_silence() {
         created,
         serde_json::json!({ "installed": ["pair"], "routes_not_installed": 1 })
     );
-    let (code, error) = refusal(
-        &["group", "create", "other", "--rules", &path],
-        &switch,
-        "--agent",
-    );
+    let (code, error) = refusal(&["group", "install", &path, "other"], &switch, "--agent");
     assert_eq!(
         (code, &error["error"]),
         (2, &format!("{path} has no group 'other'").into())
@@ -519,7 +511,7 @@ fn a_file_of_groups_is_installed_whole_or_not_at_all() {
     };
     let file = folder.path().join("two.toml");
     std::fs::write(&file, group("good", 1, 0x99) + &group("bad", 2, 0x11)).expect("written");
-    let create = ["group", "create", "--rules", &file.display().to_string()];
+    let create = ["group", "install", &file.display().to_string()];
     let (code, error) = refusal(&create, &switch, "--agent");
     let says =
         "group bad: rule.endpoints[0].host.qpn: the QP 0x11 of 10.0.0.1 belongs to group \"weights\" already";

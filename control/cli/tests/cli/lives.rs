@@ -71,7 +71,7 @@ async fn the_wrong_verb_takes_no_place() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_leaves_the_group_of_an_operator() {
     let fabric = Fabric::new().await;
-    let create = "group create job --collective --ranks h0,h1,h2,h3";
+    let create = "job create job --ranks h0,h1,h2,h3";
     for is_of_operator in [true, false] {
         if is_of_operator {
             fabric.run(create.split(' ').collect()).await;

@@ -252,8 +252,9 @@ fn a_plan_is_shown_and_says_what_is_missing() {
     let known = format!("sw={}", switch.address);
     let controller = Service::start(&["controller", "--listen", &listen, "--switch", &known]);
     let args = ["g", "--source", "h1", "--members", "h2,h3"];
-    for verb in [&["plan"][..], &["group", "plan"]] {
-        let plan = json(&[verb, &args].concat(), &controller, "--controller");
+    let job = ["job", "plan", "j", "--ranks", "h1,h2,h3"];
+    for asked in [[&["group", "plan"][..], &args].concat(), job.to_vec()] {
+        let plan = json(&asked, &controller, "--controller");
         assert_eq!(
             (&plan["may_come"], &plan["switches"]),
             (&true.into(), &Value::Array(vec![]))
@@ -272,7 +273,7 @@ fn a_plan_is_shown_and_says_what_is_missing() {
     );
     assert!(code == 2, "{error}");
     let (code, error) = refusal(
-        &["plan", "g", "--source", "h1", "--members", "h1"],
+        &["group", "plan", "g", "--source", "h1", "--members", "h1"],
         &controller,
         "--controller",
     );

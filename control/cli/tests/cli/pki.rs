@@ -77,7 +77,7 @@ fn the_certificate_of_a_host_joins_as_that_host_and_does_nothing_else() {
         &["group", "evict", "g", "h1"],
         &["group", "list"],
         &["host", "forget", "h1"],
-        &["plan", "x", "--source", "h1", "--members", "h2"],
+        &["group", "plan", "x", "--source", "h1", "--members", "h2"],
         &["topology"],
         &["events"],
         &["log-level", "debug"],

@@ -68,7 +68,7 @@ pub fn failure(error: CommError, job: &str) -> Failure {
             Failure::failed(error).next("all ranks need the same command with the same flags")
         }
         error @ CommError::NotReproducible { .. } => Failure::refused(error)
-            .next("create it with castnet group create --collective --reproducible; or call without --reproducible"),
+            .next("create it with castnet job create --reproducible; or call without --reproducible"),
         error @ CommError::NoHierarchy { .. } => Failure::refused(error)
             .next("--path auto or --path direct at all ranks; ranks of a host need one user, one PID namespace and one --name"),
         CommError::RankFailed { rank, reason } => Failure::failed(format!("{rank} is gone: {reason}"))

@@ -249,10 +249,9 @@ fn an_augmented_group(lab: &Lab) -> Result<()> {
     let controller = lab.socket("controller");
     let on = ["--controller", &controller];
     let create = [
-        "group",
+        "job",
         "create",
         "hop",
-        "--collective",
         "--ranks",
         "h1,h2,h3,h4,h5,h6",
         "--mode",
@@ -287,14 +286,8 @@ fn modes_of_switches(lab: &Lab) -> Result<()> {
     let controller = lab.socket("controller");
     let on = ["--controller", &controller];
     let create = |more: &[&str]| {
-        let ranks = [
-            "--collective",
-            "--ranks",
-            "h1,h2,h3,h4,h5,h6",
-            "--mode",
-            "augmented",
-        ];
-        lab.castnet(&[&["group", "create", "mixed"][..], &ranks, more, &on].concat())
+        let ranks = ["--ranks", "h1,h2,h3,h4,h5,h6", "--mode", "augmented"];
+        lab.castnet(&[&["job", "create", "mixed"][..], &ranks, more, &on].concat())
     };
     for (flags, says) in [
         (
@@ -391,10 +384,9 @@ fn ranks_disagree(lab: &Lab) -> Result<()> {
     let controller = lab.socket("controller");
     let hosts = "h1,h2,h3,h4,h5,h6";
     let create = [
-        "group",
+        "job",
         "create",
         "odd",
-        "--collective",
         "--ranks",
         hosts,
         "--controller",

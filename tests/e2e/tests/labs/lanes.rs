@@ -7,9 +7,9 @@ use castnet_e2e::{Lab, Transfer};
 use serde_json::Value;
 
 /// `castnet group create` with these flags.
-fn create(lab: &Lab, group: &str, flags: &[&str]) -> Result<String> {
+fn create(lab: &Lab, noun: &str, group: &str, flags: &[&str]) -> Result<String> {
     let controller = lab.socket("controller");
-    let first = ["group", "create", group, "--controller", &controller];
+    let first = [noun, "create", group, "--controller", &controller];
     let args: Vec<&str> = first.into_iter().chain(flags.iter().copied()).collect();
     lab.castnet(&args)
 }
@@ -68,7 +68,7 @@ fn a_file(lab: &Lab, op: &str, switches: &[&str], receivers: &[&str]) -> Result<
         "--rate",
         "20M",
     ];
-    let told = create(lab, "hot", &flags)?;
+    let told = create(lab, "group", "hot", &flags)?;
     ensure!(told.contains("2 lanes"), "the lanes are not told:\n{told}");
     let mut running = lab.start_stream(&transfer, &["--fallback", "off"])?;
     running
@@ -96,16 +96,8 @@ fn a_file(lab: &Lab, op: &str, switches: &[&str], receivers: &[&str]) -> Result<
 
 /// Sums of 4 MiB over the two lanes of a group, element by element right at all ranks; lanes that ranks ask for otherwise are refused by name.
 fn sums(lab: &Lab) -> Result<()> {
-    let ranks = [
-        "--collective",
-        "--ranks",
-        "h1,h2,h3",
-        "--pmtu",
-        "4096",
-        "--lanes",
-        "2",
-    ];
-    create(lab, "job", &ranks)?;
+    let ranks = ["--ranks", "h1,h2,h3", "--pmtu", "4096", "--lanes", "2"];
+    create(lab, "job", "job", &ranks)?;
     let run = |iters: &str, more: &[&str]| -> Result<Vec<Process>> {
         let args = [
             "--bytes",
@@ -165,7 +157,7 @@ fn a_group_of_several_lanes_uses_all_workers_of_its_switches() {
         sums(lab)?;
         for bad in ["0", "17", "x"] {
             let flags = ["--source", "h1", "--members", "h2", "--lanes", bad];
-            let refused = create(lab, "g", &flags).err().context("it was taken")?;
+            let refused = create(lab, "group", "g", &flags).err().context("it was taken")?;
             let text = format!("{refused:#}");
             ensure!(text.contains("--lanes") && text.contains(bad), "{text}");
         }

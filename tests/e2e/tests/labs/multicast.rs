@@ -46,7 +46,7 @@ fn the_doctor_is_asked(lab: &Lab) -> Result<()> {
     let file = lab.folder().join("rules.toml");
     std::fs::write(&file, rules)?;
     let (file, agent) = (file.to_string_lossy(), lab.socket("sw"));
-    lab.castnet(&["group", "create", "--rules", &file, "--agent", &agent])?;
+    lab.castnet(&["group", "install", &file, "--agent", &agent])?;
     let told = doctor()?;
     ensure!(
         told.0 == Some(0) && told.1.contains("a switch answers for it"),

@@ -107,10 +107,7 @@ fn start(
         (1..SIZE).for_each(|port| rule = rule.replace(&format!("port = {port}"), "port = 0"));
     }
     fs::write(&rules, rule)?;
-    for command in [
-        "rules check rules.toml",
-        "group create --agent URL --rules rules.toml",
-    ] {
+    for command in ["rules check rules.toml", "group install rules.toml --agent URL"] {
         castnet(scene, command)?;
     }
     let enter = scene.running()?.folder().join(enter);
