@@ -100,6 +100,8 @@ await() {
         "${@:2}" && return
         sleep 0.05
     done
+    # They go with the lab.
+    tail -n 20 "$lab"/*.log >&2 || true
     die "$1"
 }
 
@@ -482,7 +484,7 @@ END
 
 send() {
     local file=${1:-} op=${OP:-send} host pid failed=0 receivers=("${hosts[@]:1}")
-    [ -r "$file" ] || die "send FILE: a file that can be read"
+    [ -f "$file" ] && [ -r "$file" ] || die "send FILE: a file that can be read"
     [ -e "$lab/controllers" ] || die "the lab is not up: netns.sh up"
     export CASTNET_CONTROLLER=$(cat "$lab/controllers")
     "$castnet" group create lab-file --source h1 --pmtu 4096 ${GROUP:-} \
@@ -496,7 +498,9 @@ send() {
     become_inside h1 "$castnet" host send --interface "$(interface h1)" --ip 10.0.0.1/24 --name h1 --group lab-file --op "$op" \
         --file "$file" &
     pids+=($!)
-    for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+    # Receivers join again and wait for the source, which does not come again.
+    wait "${pids[-1]}" || { failed=1; kill "${pids[@]::${#receivers[@]}}" 2>/dev/null || true; }
+    for pid in "${pids[@]::${#receivers[@]}}"; do wait "$pid" || failed=1; done
     pids=()
     destroy_groups
     for host in "${receivers[@]}"; do
@@ -561,6 +565,9 @@ bench() {
 prepare_mpi() {
     local host
     [ -e "$lab/mpi" ] && return
+    mpicc -O2 -o "$lab/mpi.part" "$here/collectives.c" || die "mpicc cannot compile $here/collectives.c"
+    # What an earlier attempt has left, with the other ends of its wires.
+    ! ip netns list | grep -q "^$prefix-mpi\b" || ip netns del "$prefix-mpi"
     ip netns add "$prefix-mpi"
     ip -n "$prefix-mpi" link add bridge0 type bridge
     ip -n "$prefix-mpi" link set bridge0 mtu $mtu up
@@ -576,7 +583,7 @@ shift
 exec ip netns exec $prefix-h\$number unshare --uts sh -c "hostname node-\$number; \$*"
 END
     chmod +x "$lab/mpi-agent"
-    mpicc -O2 -o "$lab/mpi" "$here/collectives.c" || die "mpicc cannot compile $here/collectives.c"
+    mv "$lab/mpi.part" "$lab/mpi"
 }
 
 # Open MPI's times of the calls "${@:2}" (deploy/lab/collectives.c), with segmentation offload $1.

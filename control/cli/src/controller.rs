@@ -1,11 +1,12 @@
 use std::path::PathBuf;
+use std::pin::pin;
 use std::str::FromStr;
 
 use castnet_console::connect::{self, ServeArgs, Tls};
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::files;
 use castnet_console::output::{Output, remark};
-use castnet_console::service::{Ready, Reloads, Signals, until_stopped};
+use castnet_console::service::{Ready, Reloads, Signals, unless_stopped, until_stopped};
 use castnet_console::settings;
 use castnet_controller::store::StoreError;
 use castnet_controller::{Config, Controller, DEFAULT_LISTEN, StartError, SwitchConfig};
@@ -147,7 +148,9 @@ impl ControllerCommand {
         let (signals, mut reloads) = (Signals::catch()?, Reloads::catch()?);
         let log = config.audit_log.as_deref();
         let _reader = log.map(files::await_reader).transpose()?;
-        let mut controller = Controller::start(config).await.map_err(failure)?;
+        let mut stop = pin!(signals.first());
+        let start = async { Controller::start(config).await.map_err(failure) };
+        let mut controller = unless_stopped(stop.as_mut(), start).await?;
         let address = controller.address().map(ToString::to_string).unwrap_or_default();
         let ready = Ready::announce(output, "controller", &address, self.ready_file.as_deref())?;
         let ended = controller.ended();
@@ -168,7 +171,7 @@ impl ControllerCommand {
             }
             Ok(())
         };
-        let served = until_stopped(signals.first(), ended, &mut reloads, reload).await;
+        let served = until_stopped(stop, ended, &mut reloads, reload).await;
         drop(ready);
         controller.stop().await;
         served?;
@@ -213,8 +216,15 @@ mod tests {
             "/../../deploy/examples/controller.toml"
         );
         let config = settings(&["--config", example]).expect("a valid example");
-        assert_eq!(config.switches.len(), 3);
-        assert!(config.topology.is_some_and(|t| t.hosts().count() == 4));
+        assert_eq!(config.switches.len(), 1);
+        assert!(
+            config.topology.is_none(),
+            "the recipe for services has no such file"
+        );
+        let topology = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/examples/topology.toml");
+        let topology = std::fs::read_to_string(topology).expect("an example");
+        let topology = castnet_topology::Topology::from_toml(&topology).expect("a valid example");
+        assert_eq!(topology.hosts().count(), 4);
         let config = settings(&[
             "--config",
             example,

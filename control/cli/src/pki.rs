@@ -141,7 +141,7 @@ impl<'a> Part<'a> {
         let failed = |error| exit::cannot_write(place, &error);
         let (part, mut file) = part_file::create(place, OpenOptions::new().mode(mode)).map_err(failed)?;
         let part = Self { place, part };
-        keep_readers(place, &file).map_err(failed)?;
+        keep_readers(place, &file)?;
         file.write_all(text.as_bytes()).map_err(failed)?;
         file.sync_all().map_err(failed)?;
         Ok(part)
@@ -169,15 +169,21 @@ impl Drop for Part<'_> {
 
 /// Who may read the file at `place` may read the one that replaces it, such as a service with a user of its own. Fails if this user cannot give
 /// a file to that group.
-fn keep_readers(place: &Path, file: &File) -> io::Result<()> {
+fn keep_readers(place: &Path, file: &File) -> Outcome {
     let Ok(old) = fs::metadata(place) else {
         return Ok(());
     };
     // Others than root cannot give a file away.
     let owner = (file.metadata()?.uid() == 0).then_some(old.uid());
     // Before the mode, which is for this owner and group.
-    fchown(file, owner, Some(old.gid()))?;
-    file.set_permissions(Permissions::from_mode(old.mode() & 0o777))
+    fchown(file, owner, Some(old.gid())).map_err(|error| {
+        let (shown, group) = (place.display(), old.gid());
+        Failure::failed(format!(
+            "cannot give {shown} to group {group}, which has the old one: {error}"
+        ))
+        .next("run it as root, or as a user of that group")
+    })?;
+    Ok(file.set_permissions(Permissions::from_mode(old.mode() & 0o777))?)
 }
 
 /// What all certificates of an authority have as their issuer. Authorities differ by their keys.
@@ -207,8 +213,7 @@ fn init(folder: &Path, how: &How) -> Outcome<Done<Made>> {
     valid(&mut params, now, now + DAY * days);
     let key = KeyPair::generate().map_err(Failure::failed)?;
     let cert = params.self_signed(&key).map_err(Failure::failed)?;
-    fs::create_dir_all(folder)
-        .map_err(|e| Failure::usage(format!("cannot make {}: {e}", folder.display())))?;
+    fs::create_dir_all(folder).map_err(|error| exit::cannot_write(folder, &error))?;
     let files = Files::new(folder, "ca");
     files.write(&cert.pem(), &key.serialize_pem(), how.force)?;
     let shown = folder.display();

@@ -1,4 +1,5 @@
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use castnet_console::drops;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::files;
 use castnet_console::output::{Output, Page, Report, named, remark};
-use castnet_console::service::{Ready, Reloads, Signals, until_stopped};
+use castnet_console::service::{Ready, Reloads, Signals, unless_stopped, until_stopped};
 use castnet_console::settings;
 use castnet_console::units::{plural, span};
 use castnet_mrp::Limits;
@@ -95,8 +96,13 @@ impl SwitchCommand {
         let access = Arc::new(Access::new(config.roles(), log.map(open).transpose()?));
 
         let started = std::time::Instant::now();
-        let dataplane = start_with(dataplane_config, config.hugepages.unwrap_or_default()).await?;
-        install(&dataplane, rules).await?;
+        let mut stop = pin!(signals.first());
+        let start = async {
+            let dataplane = start_with(dataplane_config, config.hugepages.unwrap_or_default()).await?;
+            install(&dataplane, rules).await?;
+            Ok(dataplane)
+        };
+        let dataplane = unless_stopped(stop.as_mut(), start).await?;
         let agent = Agent::start_for(dataplane.clone(), &config.listen(), &security, access.clone())
             .await
             .map_err(|e| connect::listen_failure(&e))?;
@@ -121,7 +127,7 @@ impl SwitchCommand {
             }
             Ok(())
         };
-        let served = until_stopped(signals.first(), dead_worker(&dataplane), &mut reloads, reload).await;
+        let served = until_stopped(stop, dead_worker(&dataplane), &mut reloads, reload).await;
 
         drop(ready);
         agent.stop().await;

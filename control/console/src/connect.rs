@@ -222,7 +222,9 @@ pub fn listen_failure(error: &TransportError) -> Failure {
             "give --listen an address of this machine, such as http://127.0.0.1:PORT, https://HOST:PORT or unix:/PATH",
         ),
         TransportError::Listen(Address::Tcp { .. }, _) => {
-            Failure::failed(error).next("choose another address with --listen; port 0 takes any free one")
+            Failure::failed(error).next(
+                "see whether it runs already: two switches on the same interfaces forward each frame twice; else choose another address with --listen",
+            )
         }
         TransportError::Listen(Address::Unix(_), _) => Failure::failed(error).next(
             "give --listen a path in a folder that this user may write to, and --socket-group a group of this user",

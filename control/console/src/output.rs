@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Serialize, Serializer};
 use terminal_size::terminal_size_of;
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::units::{bytes, count};
 
 /// Format of the output.
@@ -431,9 +431,11 @@ pub(crate) fn clear() -> Outcome {
 
 fn write_raw(text: &str) -> Outcome {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()?;
-    Ok(())
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => error.into(),
+        _ => exit::not_written(format_args!("cannot write to stdout: {error}"), &error),
+    })
 }
 
 /// Writes a remark for people to stderr.

@@ -86,6 +86,18 @@ impl Signals {
     }
 }
 
+/// What a service does before it serves. A signal ends that, also while it waits, as for the other end of a pipe.
+pub async fn unless_stopped<T>(
+    stop: impl Future<Output = ()>,
+    start: impl Future<Output = Outcome<T>>,
+) -> Outcome<T> {
+    tokio::select! {
+        biased;
+        () = stop => Err(exit::interrupted()),
+        started = start => started,
+    }
+}
+
 /// Serves until a signal, or until what it serves ends by itself, which is a failure. So is an error of `reload`, which is called at each
 /// SIGHUP, and is dropped at a signal.
 pub async fn until_stopped(
@@ -156,10 +168,11 @@ impl Ready {
         };
         // The file first: a reader of the line may look for it at once.
         let ready = Self::quiet(file, address)?;
-        // A service serves even if its stdout is closed.
-        match output.show_next(&line) {
-            Err(failure) if !failure.quiet => return Err(failure),
-            _ => {}
+        // A service serves even if its stdout is closed, or the disk under it full.
+        if let Err(failure) = output.show_next(&line)
+            && !failure.quiet
+        {
+            tracing::warn!("{failure}");
         }
         notify("READY=1");
         Ok(ready)

@@ -110,6 +110,13 @@ impl Config {
     fn check_topology(&self, faults: &mut ConfigFaults) {
         let Some(topology) = &self.topology else { return };
         let names = self.names();
+        // As one is that a full disk has cut off.
+        if topology.switches().next().is_none() {
+            faults.add(
+                "topology",
+                "the file has no switch: leave it out for what LLDP and ARP show",
+            );
+        }
         if let Err(reason) = MulticastRoutes::new(Some(topology)) {
             faults.add("topology", format_args!("[[splitters]]: {reason}"));
         }
@@ -261,6 +268,17 @@ mod tests {
         assert!(orphan[0].contains("\"s1\", but its agent"), "{orphan:?}");
         let plain = with(|topology| assert!(topology.set_switch_kind("s0", SwitchKind::Plain)));
         assert!(plain[0].contains("\"s0\" has an agent"), "{plain:?}");
+    }
+
+    #[test]
+    fn an_empty_topology_file_is_no_topology() {
+        let mut config = config(&["s0"]);
+        config.topology = Some(Topology::from_toml("").unwrap());
+        let found = lines(&config);
+        assert!(
+            found[0].starts_with("topology: the file has no switch"),
+            "{found:?}"
+        );
     }
 
     #[test]

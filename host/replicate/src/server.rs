@@ -122,8 +122,12 @@ pub fn serve(
         waiting: None,
         client: String::new(),
     };
+    let mut failed = Ok(());
     while !stop.load(Ordering::Relaxed) {
-        rnic.poll_or_wait(SLEEP_MAX)?;
+        if let Err(error) = rnic.poll_or_wait(SLEEP_MAX) {
+            failed = Err(error.into());
+            break;
+        }
         let waiting = server.waiting.take().map(|(control, _)| control);
         let Some(mut control) = waiting.or_else(|| server.listener.accept(stop)) else {
             continue;
@@ -141,8 +145,9 @@ pub fn serve(
             });
         }
     }
+    // What was acknowledged is kept, whatever has ended the server.
     server.save(rnic)?;
-    Ok(())
+    failed
 }
 
 struct Server<'a> {

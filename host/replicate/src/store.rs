@@ -34,6 +34,8 @@ impl Store {
             what,
         };
         let is_new = !path.exists();
+        // A link that leads to no file stays a link.
+        let is_link = path.is_symlink();
         if is_new && bytes.is_none() {
             return Err(bad(
                 "it does not exist, and no size is given to create it".to_owned()
@@ -68,7 +70,7 @@ impl Store {
         if let Err(error) = reserve(&file, bytes) {
             // The blocks that it got are free again.
             let _ = file.set_len(found);
-            if is_new {
+            if is_new && !is_link {
                 let _ = std::fs::remove_file(path);
             }
             return Err(failure(path, "reserving its blocks on the disk", error));

@@ -22,6 +22,12 @@ struct Way {
 /// Checks route and next hop of a McstID.
 pub(crate) fn checks(mcst_id: Ipv4Addr) -> Vec<Check> {
     let route = Check::of(Use::Group, "route to the McstID");
+    if output_of("ip", &["-V"]).is_none() {
+        return vec![route.warn(
+            "unknown: the program ip is not there".to_owned(),
+            "install iproute2",
+        )];
+    }
     let Some(way) =
         output_of("ip", &["-4", "route", "get", &mcst_id.to_string()]).and_then(|text| way(&text))
     else {

@@ -1,6 +1,7 @@
 //! `castnet rules core`: the routes of a static core, as files.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use castnet_console::exit::{self, Failure, Outcome};
@@ -88,7 +89,13 @@ impl CoreArgs {
             return Err(Failure::refused(what).next("give the switch another name"));
         }
         let cannot = |error| Failure::failed(format!("{}: {error}", self.out.display()));
-        fs::create_dir(&self.out).map_err(cannot)?;
+        fs::create_dir(&self.out).map_err(|error| match error.kind() {
+            ErrorKind::AlreadyExists | ErrorKind::NotFound => {
+                Failure::usage(format!("{}: {error}", self.out.display()))
+                    .next("give --out a folder that is not there, in one that is")
+            }
+            _ => exit::cannot_write(&self.out, &error),
+        })?;
         if let Err(error) = write(&self.out, &text, &layout) {
             // Half of the files would look like all of them.
             let _ = fs::remove_dir_all(&self.out);
