@@ -306,8 +306,14 @@ impl Link {
                 false
             }
             Some(Told::RankRefused(refused)) => {
-                let switch = &self.config.name;
-                tracing::warn!(switch, ?refused, "a rank breaks a rule of its group");
+                let (switch, core) = (&self.config.name, &mut *shared.lock());
+                let owner = core
+                    .groups
+                    .get(&refused.group)
+                    .map(|entry| entry.record().owner.clone());
+                if core.may_warn(&owner.unwrap_or_default()) {
+                    tracing::warn!(switch, ?refused, "a rank breaks a rule of its group");
+                }
                 false
             }
             Some(Told::PfcStorm(storm)) => {
@@ -317,11 +323,14 @@ impl Link {
             }
             Some(Told::AddressClaimed(claimed)) => {
                 let switch = &self.config.name;
-                tracing::warn!(
-                    switch,
-                    ?claimed,
-                    "a host claims an address that was seen elsewhere"
-                );
+                let port = claimed.claim.as_ref().map_or(0, |claim| claim.port);
+                if shared.lock().may_warn(&format!("{switch}:{port}")) {
+                    tracing::warn!(
+                        switch,
+                        ?claimed,
+                        "a host claims an address that was seen elsewhere"
+                    );
+                }
                 false
             }
             Some(
@@ -363,7 +372,10 @@ impl Link {
         let wrong = core.facts.wrong_links(&self.config.name);
         let told = std::mem::replace(&mut *self.wrong_links.lock(), wrong.clone());
         for wrong in wrong.iter().filter(|wrong| !told.contains(wrong)) {
-            tracing::warn!(switch = self.config.name, "{wrong}");
+            // What a host says by LLDP can change all the time.
+            if core.may_warn(name) {
+                tracing::warn!(switch = self.config.name, "{wrong}");
+            }
         }
         if changed {
             core.links_changed.switches.insert(self.config.name.clone());

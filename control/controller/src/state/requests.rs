@@ -170,14 +170,16 @@ impl Core {
     /// As [`Core::check_connection`] for who joins `group`. Who is back with the connection that it has was checked when it came: a slip in a
     /// topology file that was taken over since puts nobody out.
     pub(crate) fn check_joining<'e>(
-        &self,
+        &mut self,
         group: &str,
-        is_back: bool,
+        (host, is_back): (&str, bool),
         ends: impl IntoIterator<Item = &'e HostEndpoint>,
     ) -> Result<(), Refusal> {
         match self.check_connection("connection", Some(group), ends) {
             Err(refusal) if is_back => {
-                tracing::warn!(group, %refusal, "a member is back with a connection that it could not join with now");
+                if self.may_warn(host) {
+                    tracing::warn!(group, %refusal, "a member is back with a connection that it could not join with now");
+                }
                 Ok(())
             }
             checked => checked,

@@ -62,6 +62,14 @@ impl Bridging<'_> {
                 .step(|| Step::new(Stage::Arp, "absorb", "a reply to this switch"));
             return Verdict::Absorbed;
         }
+        // Hosts believe what they are told. One that has moved says it again, and is believed when its old place is silent.
+        if let Some(mac) = self.own.neighbours.mac(cx.now, arp.sender_ip)
+            && mac != arp.sender_mac
+        {
+            return cx.drop(Stage::Arp, DropReason::NotMember, || {
+                format!("{} claims {}, which {mac} has", arp.sender_mac, arp.sender_ip)
+            });
+        }
         cx.observer.step(|| {
             Step::new(
                 Stage::Arp,

@@ -209,6 +209,11 @@ impl Neighbours {
         None
     }
 
+    /// The Ethernet address of a host that was seen.
+    pub(crate) fn mac(&self, now: Nanos, ip: Ipv4Addr) -> Option<MacAddr> {
+        self.arp.get(now, key(ip)).map(|seen| seen.value.mac)
+    }
+
     /// The host was asked.
     pub(crate) fn handle_asked(&mut self, now: Nanos, ip: Ipv4Addr) {
         if let Some(entry) = self.arp.get_mut(key(ip)) {

@@ -67,7 +67,7 @@ impl Core {
             self.check_known("host", &join.endpoint.name)?;
         }
         let ends = std::iter::once(&join.endpoint).chain(&join.more);
-        self.check_joining(&join.job, seated.is_some(), ends)?;
+        self.check_joining(&join.job, (join.endpoint.name.as_str(), seated.is_some()), ends)?;
         match join.returns_to {
             // It has no part in other generations: its queue pair knows that one's PSNs.
             Some(generation) if seated != Some(generation) => {
@@ -96,7 +96,10 @@ impl Core {
                 join.settings.check_by_rank()?;
             }
         }
-        self.know(&join.endpoint)?;
+        // Who is back changes nothing: another host may have its address by now.
+        if seated.is_none() {
+            self.know(&join.endpoint)?;
+        }
         if let Some(generation) = seated {
             tracing::info!(group = join.job, rank = join.rank, "back at its place");
             return self.attend(&join.job, join.rank, generation);

@@ -119,13 +119,15 @@ impl Core {
         if same.is_none() {
             self.journal.check_room()?;
         }
-        self.check_joining(group, same.is_some(), &ends)?;
+        self.check_joining(group, (host, same.is_some()), &ends)?;
         let joins_running = same.is_none() && phase.has_run();
         let turn = self.late_joins.turn(host, self.now);
         if joins_running && turn.is_none() {
             return Err(Refusal::TooManyJoins { host: host.into() });
         }
-        for end in &ends {
+        // Who is back changes nothing: another host may have its address by now.
+        let is_back = same.is_some_and(|(by, _)| by != JoinedBy::Creation);
+        for end in ends.iter().filter(|_| !is_back) {
             self.know(end)?;
         }
         if let Some(turn) = turn.filter(|_| joins_running) {
