@@ -88,7 +88,6 @@ impl CoreArgs {
             );
             return Err(Failure::refused(what).next("give the switch another name"));
         }
-        let cannot = |error| Failure::failed(format!("{}: {error}", self.out.display()));
         fs::create_dir(&self.out).map_err(|error| match error.kind() {
             ErrorKind::AlreadyExists | ErrorKind::NotFound => {
                 Failure::usage(format!("{}: {error}", self.out.display()))
@@ -99,7 +98,7 @@ impl CoreArgs {
         if let Err(error) = write(&self.out, &text, &layout) {
             // Half of the files would look like all of them.
             let _ = fs::remove_dir_all(&self.out);
-            return Err(cannot(error));
+            return Err(exit::cannot_write(&self.out, &error));
         }
         let switches = layout.routes.into_iter().map(|(switch, routes)| {
             let replicate = routes.iter().filter(|route| route.replicate).count();
