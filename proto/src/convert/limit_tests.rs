@@ -454,34 +454,6 @@ fn lanes_limit_the_name_and_the_senders() {
     }
 }
 
-/// A static core makes a star at the edge.
-#[test]
-fn a_static_core_has_one_tree_and_one_path() {
-    for (core, tree, path, fields) in [
-        (2, "", "", vec![]),
-        (2, "shortest", "auto", vec![]),
-        (2, "chain", "", vec!["tree"]),
-        (2, "", "edge", vec!["path"]),
-        (2, "star", "switches", vec!["tree", "path"]),
-        (1, "chain", "edge", vec![]),
-        (1, "star", "switches", vec![]),
-        (1, "ring", "host", vec!["tree", "path"]),
-    ] {
-        let message = v1::CreateGroupRequest {
-            core,
-            tree: tree.into(),
-            path: path.into(),
-            ..creation()
-        };
-        let result = new_group_from_proto(&message);
-        let named: Vec<&str> = match &result {
-            Ok(_) => Vec::new(),
-            Err(invalid) => invalid.faults().iter().map(|f| f.field.as_str()).collect(),
-        };
-        assert_eq!(named, fields, "{core} {tree} {path}");
-    }
-}
-
 #[test]
 fn policies_of_a_creation_are_read() {
     let mut message = creation();

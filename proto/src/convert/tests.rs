@@ -1,5 +1,6 @@
 //! Round trips, refusals by field, and messages of any content.
 
+use castnet_group::{MulticastSettings, StallPolicy};
 use castnet_rules::{
     Endpoint, ForwardingRule, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, RemoteMemory,
     RepairRule, Route, RouteHop,

@@ -347,7 +347,7 @@ pub(crate) mod text {
     use castnet_wire::{CollectiveMode, Control, McstId};
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-    pub(crate) use castnet_rules::text::{any_source, display, optional_mode, pmtu, psn, rate_limit};
+    pub(crate) use castnet_rules::text::{display, optional_mode, pmtu, psn, rate_limit};
 
     type Own<T> = BTreeMap<String, Vec<T>>;
 
