@@ -225,10 +225,10 @@ fn a_store_is_checked_exported_and_imported() {
             "castnet store {args:?}: {err}"
         );
     }
-    std::fs::write(&backup, document.replace("\"schema\": 2", "\"schema\": 77")).expect("written");
+    std::fs::write(&backup, document.replace("\"schema\": 3", "\"schema\": 77")).expect("written");
     let (code, _, err) = run(&["store", "import", &nowhere, &backup]);
     assert!(
-        code == 2 && err.contains("schema 77; this version reads 2"),
+        code == 2 && err.contains("schema 77; this version reads 3"),
         "{err}"
     );
     let bad = document.replace("\"name\": \"g\"", "\"name\": \"other\"");

@@ -105,8 +105,7 @@ impl Core {
         match self.facts.host_of(*ip, Some(host)) {
             Some(other)
                 if !caller.may_be(other)
-                    && !(self.is_filed(other)
-                        && group.is_some_and(|group| self.groups.has_queue_pair(endpoint, group))) =>
+                    && !group.is_some_and(|group| self.groups.has_queue_pair(endpoint, group)) =>
             {
                 Err(Refusal::AddressTaken {
                     field: "ip".into(),

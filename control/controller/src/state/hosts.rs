@@ -31,13 +31,6 @@ impl Core {
         groups.map(|e| e.record().name.clone()).collect()
     }
 
-    pub(crate) fn is_filed(&self, host: &str) -> bool {
-        self.facts
-            .file
-            .as_ref()
-            .is_some_and(|file| file.host(host).is_some())
-    }
-
     /// Whether a host that has registered loses its address to one that comes with the same Ethernet address: it is the
     /// same machine under a new name, if no group has a connection of the old one.
     pub(crate) fn gives_way(&self, old: &str, mac: MacAddr) -> bool {
