@@ -125,6 +125,7 @@ fn a_signal_ends_a_program_that_waits_for_the_other_end_of_a_pipe() {
     assert!(made.expect("mkfifo").success());
     let (memif, unix) = (format!("memif:{}", at("h1")), format!("unix:{}", at("s")));
     let (none, port) = (format!("s=unix:{}", at("none")), format!("a=memif:{}", at("a")));
+    let pcap = format!("b=pcap:{pipe},{}", at("out"));
     let group = ["--mcst-id", "10.255.0.1", "--qpn", "0x12", "--start-psn", "0"];
     let host = ["--interface", &memif, "--ip", "10.0.0.1/24", "--name", "h1"];
     let switch = ["switch", "--name", "s", "--port", &port, "--listen", &unix];
@@ -133,6 +134,7 @@ fn a_signal_ends_a_program_that_waits_for_the_other_end_of_a_pipe() {
         [&["host", "send", "--file", &pipe][..], &host, &group].concat(),
         [&switch[..], &["--audit-log", &pipe]].concat(),
         [&switch[..], &["--ready-file", &pipe]].concat(),
+        [&switch[..], &["--port", &pcap]].concat(),
         [&controller[..], &["--audit-log", &pipe]].concat(),
     ] {
         let mut child = Process::new(castnet().get_program())

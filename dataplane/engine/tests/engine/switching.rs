@@ -328,13 +328,17 @@ fn a_host_is_asked_before_its_address_moves() {
             Arp::request(port_mac(0), Ipv4Addr::UNSPECIFIED, host_ip(0)),
         );
         let expected = in_vlan(expected, own);
+        // A claim that is believed is switched on. Hosts would believe the others, too.
         let asks = |e: &mut Engine, now| {
+            let before = drops(e, DropReason::NotMember);
             let sent = feed(e, now, 2, &claim);
-            // The claim itself is switched on.
-            assert!(
+            let is_believed = at(e, now) == Some(port(2));
+            assert_eq!(
                 sent.iter().any(|(n, frame)| *n == 1 && *frame == claim),
+                is_believed,
                 "{sent:?}"
             );
+            assert_eq!(drops(e, DropReason::NotMember), before + u64::from(!is_believed));
             sent.contains(&(0, expected.clone()))
         };
         for n in 1..3 {
