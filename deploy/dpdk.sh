@@ -41,10 +41,19 @@ device() {
     [ -d "$folder" ] || fail "no device $1 on the PCI bus (lspci -D lists those there are)"
 }
 
-unbind() {
+# The driver that has the device.
+driver() {
+    [ ! -e "$folder/driver" ] || basename "$(readlink -f "$folder/driver")"
+}
+
+# Gives a device to a driver, or to the kernel's own one.
+hand_over() {
+    echo "${2-}" >"$folder/driver_override"
     if [ -e "$folder/driver" ]; then
         echo "$1" >"$folder/driver/unbind"
     fi
+    # What the driver says to it is seen by whether it has the device.
+    echo "$1" >"$SYS/bus/pci/drivers_probe" || true
 }
 
 bind() {
@@ -52,6 +61,7 @@ bind() {
     if [ ! -d "$SYS/bus/pci/drivers/vfio-pci" ]; then
         modprobe vfio-pci || fail "the kernel has no vfio-pci"
     fi
+    # All of them are looked at before the kernel loses the first.
     for address; do
         device "$address"
         for interface in "$folder"/net/*; do
@@ -59,9 +69,17 @@ bind() {
             state=$(cat "$interface/operstate" 2>/dev/null || true)
             [ "$state" != up ] || fail "$address: its interface $(basename "$interface") is in use: ip link set $(basename "$interface") down"
         done
-        echo vfio-pci >"$folder/driver_override"
-        unbind "$address"
-        echo "$address" >"$SYS/bus/pci/drivers_probe"
+    done
+    for address; do
+        device "$address"
+        # A switch may use it.
+        if [ "$(driver)" != vfio-pci ]; then
+            hand_over "$address" vfio-pci
+            if [ "$(driver)" != vfio-pci ]; then
+                hand_over "$address"
+                fail "$address: vfio-pci has not taken it, so the kernel has it again: dmesg says why (often there is no IOMMU: start Linux with intel_iommu=on or amd_iommu=on)"
+            fi
+        fi
         echo "$address: vfio-pci"
     done
 }
@@ -69,9 +87,8 @@ bind() {
 release() {
     for address; do
         device "$address"
-        echo >"$folder/driver_override"
-        unbind "$address"
-        echo "$address" >"$SYS/bus/pci/drivers_probe"
+        # The kernel keeps what it has.
+        case $(driver) in '' | vfio-pci) hand_over "$address" ;; esac
         echo "$address: the kernel's"
     done
 }

@@ -23,4 +23,6 @@ strip -o "$bin/castnet.new" "$built"
 objcopy --add-gnu-debuglink="$debug/castnet.debug" "$bin/castnet.new"
 chmod 755 "$bin/castnet.new" && chmod 644 "$debug/castnet.debug"
 mv "$bin/castnet.new" "$bin/castnet"
+# What the units name as their documentation.
+install -D -m 644 "$(dirname "${BASH_SOURCE[0]}")/README.md" "$root${PREFIX:-/usr/local}/share/doc/castnet/README.md"
 ls -lh "$bin/castnet" "$debug/castnet.debug"

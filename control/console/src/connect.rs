@@ -271,7 +271,11 @@ mod tests {
                 2,
                 "https://HOST:PORT",
             ),
-            (TransportError::Listen(tcp, error()), 1, "port 0"),
+            (
+                TransportError::Listen(tcp, error()),
+                1,
+                "whether it runs already",
+            ),
             (
                 TransportError::Listen(address("unix:/a/b"), error()),
                 1,
@@ -281,7 +285,6 @@ mod tests {
             let failure = listen_failure(&error);
             let text = failure.text();
             assert!(failure.code() == code && text.contains(next), "{text}");
-            assert_eq!(text.contains("port 0"), next == "port 0", "{text}");
         }
     }
 

@@ -199,8 +199,6 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
         /// The model removes all rules each time and creates those that are wanted.
         #[test]
         fn a_device_gets_the_wanted_rules(steps in wanted(), narrow: bool, capacity in 0..14_usize) {

@@ -16,7 +16,7 @@ use castnet_port::{
 use castnet_wire::{DropReason, PortId};
 use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
 use proptest::prelude::*;
-use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
+use proptest::test_runner::TestRunner;
 
 fn runtime(devices: &[&DpdkSpec], threads: usize) -> Arc<Runtime> {
     let pool = PoolConfig {
@@ -278,19 +278,7 @@ fn step() -> impl Strategy<Value = Step> {
 fn shared_frames_equal_copies() {
     let (memory, _port) = open("dpdk:net_null5,no-rx=1");
     let free = memory.stats();
-    let seed = std::env::var("CASTNET_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok())
-        .unwrap_or(1_u64);
-    eprintln!("CASTNET_SEED={seed}");
-    let mut from = [0; 32];
-    from[..8].copy_from_slice(&seed.to_le_bytes());
-    let config = ProptestConfig {
-        failure_persistence: None,
-        cases: 300,
-        ..ProptestConfig::default()
-    };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &from));
+    let mut runner = TestRunner::new(ProptestConfig::with_cases(300));
     let lengths = prop_oneof![1..150_usize, 1..9000_usize];
     let strategy = (lengths, 0..4000_usize, proptest::collection::vec(step(), 0..40));
     runner

@@ -501,7 +501,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig::with_cases(400))]
 
         /// Receivers outside, each of which has the stream from one before it, or from one in the tree; at any byte one gets it from another
         /// member, which may have less than it.

@@ -218,7 +218,7 @@ fn random_plan() -> impl Strategy<Value = Plan> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     /// Random fabrics, incasts and groups, links to hosts of any rate: no frame of a lossless class is dropped anywhere, and none sent twice.
     #[test]

@@ -439,8 +439,11 @@ fn the_script_for_dpdk_reserves_pages_and_hands_nics_over() {
         "devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages",
         "0",
     );
-    put("bus/pci/drivers/vfio-pci/new_id", "");
-    put(&format!("{nic}/driver/unbind"), "");
+    let other = "bus/pci/devices/0000:3b:00.1";
+    for driver in ["vfio-pci", "ice"] {
+        put(&format!("bus/pci/drivers/{driver}/unbind"), "");
+    }
+    put(&format!("{other}/driver_override"), "");
     put(&format!("{nic}/net/eth3/operstate"), "up\n");
     let script = |args: &[&str]| {
         let output = Process::new("sh")
@@ -452,6 +455,11 @@ fn the_script_for_dpdk_reserves_pages_and_hands_nics_over() {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         (output.status.code(), text)
     };
+    let drive = |driver: &str| {
+        let _ = std::fs::remove_file(path(nic).join("driver"));
+        let driver = path("bus/pci/drivers").join(driver);
+        std::os::unix::fs::symlink(driver, path(nic).join("driver")).expect("a link");
+    };
     let read = |at: &str| {
         std::fs::read_to_string(path(at))
             .unwrap_or_default()
@@ -462,18 +470,34 @@ fn the_script_for_dpdk_reserves_pages_and_hands_nics_over() {
     assert_eq!(read(pages), "12");
     assert_eq!(script(&["hugepages", "7", "1"]).0, Some(0));
     assert!(script(&["hugepages", "7", "2"]).1.contains("no such NUMA node"));
-    let (code, text) = script(&["bind", "0000:3b:00.0"]);
+    drive("ice");
+    // One in use: nothing is done to the others.
+    let (code, text) = script(&["bind", "0000:3b:00.1", "0000:3b:00.0"]);
     assert!(
         code == Some(1) && text.contains("ip link set eth3 down"),
         "{text}"
     );
-    put(&format!("{nic}/net/eth3/operstate"), "down\n");
-    assert_eq!(script(&["bind", "0000:3b:00.0"]).0, Some(0));
-    assert_eq!(read(&format!("{nic}/driver_override")), "vfio-pci");
-    let told = [format!("{nic}/driver/unbind"), "bus/pci/drivers_probe".to_owned()];
-    assert_eq!(told.map(|at| read(&at)), ["0000:3b:00.0"; 2]);
+    assert_eq!(read(&format!("{other}/driver_override")), "");
+    // The kernel keeps what it has: this interface may be the way to the machine.
     assert_eq!(script(&["release", "0000:3b:00.0"]).0, Some(0));
+    assert_eq!(read("bus/pci/drivers/ice/unbind"), "");
+    // No driver takes it over here, so it goes back.
+    put(&format!("{nic}/net/eth3/operstate"), "down\n");
+    let (code, text) = script(&["bind", "0000:3b:00.0"]);
+    assert!(code == Some(1) && text.contains("has not taken it"), "{text}");
     assert_eq!(read(&format!("{nic}/driver_override")), "");
+    for told in ["bus/pci/drivers/ice/unbind", "bus/pci/drivers_probe"] {
+        assert_eq!(read(told), "0000:3b:00.0");
+    }
+    drive("vfio-pci");
+    assert_eq!(script(&["bind", "0000:3b:00.0"]).0, Some(0));
+    assert_eq!(
+        read("bus/pci/drivers/vfio-pci/unbind"),
+        "",
+        "a switch may use it"
+    );
+    assert_eq!(script(&["release", "0000:3b:00.0"]).0, Some(0));
+    assert_eq!(read("bus/pci/drivers/vfio-pci/unbind"), "0000:3b:00.0");
     assert!(
         script(&["bind", "0000:af:00.0"])
             .1

@@ -7,7 +7,7 @@ use castnet_topology::Topology;
 use castnet_wire::{McstId, MrpBody, MrpMember, MrpPacket, MrpPart, Nanos, Pmtu, Qpn};
 use proptest::prelude::*;
 
-use crate::net::{Faults, Net, config, member};
+use crate::net::{Faults, Net, member};
 use crate::planner::group;
 
 fn faults() -> impl Strategy<Value = Faults> {
@@ -23,7 +23,7 @@ fn faults() -> impl Strategy<Value = Faults> {
 }
 
 proptest! {
-    #![proptest_config(config(128))]
+    #![proptest_config(ProptestConfig::with_cases(128))]
     #[test]
     fn losses_are_repaired_by_repetition((fabric, members) in group(), faults in faults()) {
         let mut perfect = Net::new(fabric.clone(), &members, 7, Faults::default());

@@ -11,7 +11,7 @@ use castnet_wire::{
 };
 use proptest::prelude::*;
 
-use crate::net::{Around, Faults, MCST_ID, Net, Tables, config, member, port};
+use crate::net::{Around, Faults, MCST_ID, Net, Tables, member, port};
 
 fn fabric() -> Topology {
     Topology::leaf_spine(2, 2, 3).expect("a fabric")
@@ -471,7 +471,7 @@ fn the_largest_registration_is_served_and_one_member_more_is_refused() {
 }
 
 proptest! {
-    #![proptest_config(config(128))]
+    #![proptest_config(ProptestConfig::with_cases(128))]
     /// Packets of any kind, from any port, in any order: nothing panics, a group is installed once, and all is bounded.
     #[test]
     fn any_packets_in_any_order_keep_the_bounds(

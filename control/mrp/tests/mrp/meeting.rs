@@ -9,7 +9,7 @@ use castnet_wire::{
 };
 use proptest::prelude::*;
 
-use crate::net::{Faults, config};
+use crate::net::Faults;
 
 const MCST_ID: McstId = McstId(Ipv4Addr::new(10, 200, 0, 1));
 const LEADER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
@@ -170,7 +170,7 @@ fn a_thousand_hosts_meet() {
 }
 
 proptest! {
-    #![proptest_config(config(64))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn each_host_gets_what_it_asks_for_round_by_round(
         size in 2_u16..40, seed in any::<u64>(), loss in 0_u64..40, repeat in 0_u64..40, delay_ms in 0_u64..500,

@@ -13,7 +13,6 @@ use castnet_wire::{
     Datagram, MacAddr, McstId, MrpMember, MrpMemory, MrpPacket, MrpReason, MrpRefusal, Nanos, Pmtu, PortId,
     Qpn,
 };
-use proptest::test_runner::Config;
 
 pub(crate) const MCST_ID: McstId = McstId(Ipv4Addr::new(10, 200, 0, 1));
 pub(crate) const PORT: u16 = castnet_wire::mrp::DEFAULT_PORT;
@@ -31,13 +30,6 @@ pub(crate) struct Faults {
     pub(crate) change: u64,
     /// Most milliseconds of delay of a frame.
     pub(crate) delay_ms: u64,
-}
-
-pub(crate) fn config(cases: u32) -> Config {
-    Config {
-        failure_persistence: None,
-        ..Config::with_cases(cases)
-    }
 }
 
 /// The tables of a switch.

@@ -8,7 +8,7 @@ use castnet_topology::{End, Topology, TopologyError};
 use castnet_wire::{Nanos, Pmtu};
 use proptest::prelude::*;
 
-use crate::net::{Faults, MCST_ID, Net, config, member, memory};
+use crate::net::{Faults, MCST_ID, Net, member, memory};
 
 /// The rules of the planner, with the names that MRP gives: it does not know those of hosts.
 fn planned(topology: &Topology, load: &mut LinkLoad, members: &[String]) -> BTreeMap<String, GroupRule> {
@@ -95,7 +95,7 @@ pub(crate) fn group() -> impl Strategy<Value = (Topology, Vec<String>)> {
 }
 
 proptest! {
-    #![proptest_config(config(128))]
+    #![proptest_config(ProptestConfig::with_cases(128))]
     #[test]
     fn both_ways_give_the_same_tables((fabric, members) in group()) {
         let wanted = planned(&fabric, &mut LinkLoad::default(), &members);

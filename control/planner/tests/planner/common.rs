@@ -100,11 +100,3 @@ fn fabric(switches: usize, parents: &[Index], extra: &[(Index, Index)], homes: &
     }
     t
 }
-
-/// `cases` cases, or as many as `PROPTEST_CASES` wants.
-pub(crate) fn cases(cases: u32) -> ProptestConfig {
-    match std::env::var_os("PROPTEST_CASES") {
-        Some(_) => ProptestConfig::default(),
-        None => ProptestConfig::with_cases(cases),
-    }
-}

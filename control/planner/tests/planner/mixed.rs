@@ -521,7 +521,7 @@ fn spread(rules: &BTreeMap<String, GroupRule>, at: &str, from: &str, got: &mut V
 }
 
 proptest! {
-    #![proptest_config(crate::common::cases(512))]
+    #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
     fn multicast_reaches_each_member_once((t, members, own) in mixed(), tree in shape()) {

@@ -500,7 +500,7 @@ fn hosts_of(case: &Case) -> Vec<&str> {
 }
 
 proptest! {
-    #![proptest_config(crate::common::cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(400))]
 
     /// Against a brute-force twin: the plan exists where some usable switch reaches all ranks, and its root is as low as
     /// any such switch, with switches without room left out.

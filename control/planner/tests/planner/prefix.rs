@@ -172,7 +172,7 @@ fn case(counts: std::ops::RangeInclusive<u32>) -> impl Strategy<Value = (u32, BT
 }
 
 proptest! {
-    #![proptest_config(crate::common::cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
     fn no_set_of_rules_is_better((count, members, free) in case(1..=6), packets_max in 1usize..8) {

@@ -172,7 +172,7 @@ fn deliver(topology: &Topology, plan: &Plan, source: &str) -> BTreeMap<String, u
 }
 
 proptest! {
-    #![proptest_config(crate::common::cases(512))]
+    #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
     fn a_plan_is_a_shortest_path_tree_with_agreeing_rules(case in case()) {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::common::{Switch, path, seed};
+use crate::common::{Switch, path};
 use castnet_collective::translated::{CNP_INTERVAL, CNP_WINDOW};
 use castnet_collective::{Effect, Event, Multicast};
 use castnet_wire::Nanos;
@@ -47,7 +47,7 @@ impl Twin {
 }
 
 proptest! {
-    #![proptest_config(seed::config(400))]
+    #![proptest_config(ProptestConfig::with_cases(400))]
 
     /// For CNPs of any paths at any times: a CNP passes if and only if its path is then more congested than any path was before it. So in
     /// each window no more pass than the path with most CNPs has sent.

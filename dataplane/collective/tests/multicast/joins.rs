@@ -5,7 +5,7 @@
 //! acknowledgement of what one that is in lacks.
 
 use crate::common::hosts::{Receiver, Source};
-use crate::common::{path, seed};
+use crate::common::path;
 use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, PathId};
 use castnet_wire::{DropReason, Nanos, Psn, Syndrome};
 use proptest::prelude::*;
@@ -497,7 +497,7 @@ impl core::fmt::Debug for Net {
 }
 
 proptest! {
-    #![proptest_config(seed::config(6000))]
+    #![proptest_config(ProptestConfig::with_cases(6000))]
 
     #[test]
     fn who_joins_gets_all_from_one_message_on(net in net(), chances in prop::collection::vec(chance(false), 0..500)) {

@@ -2,7 +2,7 @@
 
 use crate::common::Told;
 use crate::common::tree::{Chance, Shape, Tree};
-use crate::common::{Switch, ack, nak, path, replicate, seed};
+use crate::common::{Switch, ack, nak, path, replicate};
 use crate::tree::{chance, run, shape, start};
 use castnet_collective::path::Paths;
 use castnet_collective::{Effect, MulticastConfig, RepairConfig};
@@ -18,7 +18,7 @@ fn with_ticks(restarts: bool) -> impl Strategy<Value = Chance> {
 }
 
 proptest! {
-    #![proptest_config(seed::config(3000))]
+    #![proptest_config(ProptestConfig::with_cases(3000))]
 
     /// Rings shorter and longer than the window.
     #[test]

@@ -1,6 +1,5 @@
 //! Trees of machines of any depth in an unfair network: M1, M2 and M3 on the way, delivery in the end.
 
-use crate::common::seed;
 use crate::common::tree::{Chance, Shape, Tree};
 use castnet_wire::Psn;
 use proptest::prelude::*;
@@ -47,7 +46,7 @@ pub(crate) fn run(
 }
 
 proptest! {
-    #![proptest_config(seed::config(3000))]
+    #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
     fn m1_m2_m3_hold_and_all_is_delivered(

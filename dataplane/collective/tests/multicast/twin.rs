@@ -1,7 +1,7 @@
 //! Compares the machine with its slow twin, and checks it with random input.
 
 use crate::common::twin::{Step, Twin, WINDOW, wrap};
-use crate::common::{Switch, path, seed};
+use crate::common::{Switch, path};
 use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, PathId};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 use proptest::prelude::*;
@@ -146,7 +146,7 @@ fn any_event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    #![proptest_config(seed::config(1500))]
+    #![proptest_config(ProptestConfig::with_cases(1500))]
 
     /// Equal events give equal effects and state: the machine never misses an entry although it does not scan all of them.
     #[test]

@@ -5,9 +5,6 @@ mod net;
 #[path = "../translated/program.rs"]
 #[allow(dead_code)]
 mod program;
-#[path = "../multicast/common/seed.rs"]
-#[allow(unreachable_pub)]
-mod seed;
 #[path = "../translated/tree.rs"]
 #[allow(dead_code)]
 mod tree;
@@ -52,7 +49,7 @@ fn any_call(ranks: u16) -> impl Strategy<Value = Call> {
 }
 
 proptest! {
-    #![proptest_config(seed::config(512))]
+    #![proptest_config(ProptestConfig::with_cases(512))]
 
     /// C1 and C2: every rank gets every result, with each contribution once, whatever is slow.
     #[test]

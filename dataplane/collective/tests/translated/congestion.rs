@@ -3,7 +3,6 @@
 use crate::net::endpoint;
 use crate::program::call;
 use crate::rules::{Bench, config};
-use crate::seed;
 use castnet_collective::EndpointSet;
 use castnet_collective::translated::{CNP_INTERVAL, CNP_WINDOW, Effect, Event};
 use castnet_wire::Primitive::{self, AllReduce, Broadcast, Reduce};
@@ -121,7 +120,7 @@ fn a_mark_causes_a_cnp_to_its_sender() {
 }
 
 proptest! {
-    #![proptest_config(seed::config(200))]
+    #![proptest_config(ProptestConfig::with_cases(200))]
 
     /// For random events: CNPs go only to members, at most one per interval, and no more in a window than
     /// one receiver has sent or its own frames were marked.

@@ -3,7 +3,6 @@
 use crate::net::endpoint;
 use crate::program::{call, control};
 use crate::rules::{Bench, config};
-use crate::seed;
 use castnet_collective::translated::{Effect, Event};
 use castnet_collective::{LossPolicy, PacketShape};
 use castnet_wire::{Opcode, Primitive, Psn, Syndrome};
@@ -14,7 +13,7 @@ fn events() -> impl Strategy<Value = Vec<(u8, usize, i32, u8, bool)>> {
 }
 
 proptest! {
-    #![proptest_config(seed::config(250))]
+    #![proptest_config(ProptestConfig::with_cases(250))]
 
     #[test]
     fn any_traffic_at_all(events in events(), parent: bool, reflect: bool, augmented: bool) {

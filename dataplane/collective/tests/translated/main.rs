@@ -16,7 +16,3 @@ mod refusals;
 mod rules;
 mod single;
 mod tree;
-
-#[path = "../multicast/common/seed.rs"]
-#[allow(unreachable_pub)]
-mod seed;

@@ -2,7 +2,6 @@
 
 use crate::net::{Net, Setting};
 use crate::program::{call, control};
-use crate::seed;
 use crate::tree::Tree;
 use castnet_collective::LossPolicy;
 use castnet_collective::translated::{CollectiveMode, Refusal};
@@ -109,7 +108,7 @@ fn settings(packets: u32, lost: impl Strategy<Value = u64>) -> impl Strategy<Val
 }
 
 proptest! {
-    #![proptest_config(seed::config(150))]
+    #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
     fn all_end_with_each_contribution_once_without_loss(mut setting in settings(120, Just(0))) {
@@ -138,7 +137,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(seed::config(80))]
+    #![proptest_config(ProptestConfig::with_cases(80))]
 
     /// A rank that breaks a rule of the group is named, and no other; its queue pair ends, and no other does.
     #[test]
@@ -204,7 +203,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(seed::config(20))]
+    #![proptest_config(ProptestConfig::with_cases(20))]
 
     #[test]
     fn long_ones_too(mut setting in settings(300, 0u64..=20)) {

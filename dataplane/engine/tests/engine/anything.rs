@@ -4,7 +4,6 @@
 use core::net::Ipv4Addr;
 use std::sync::Arc;
 
-use crate::cases::cases;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Context, CountersSnapshot, Engine, InstallError, PortInfo, Verdict};
@@ -207,7 +206,7 @@ fn build(input: &Input) -> (usize, Vec<u8>) {
 }
 
 proptest! {
-    #![proptest_config(cases(600))]
+    #![proptest_config(ProptestConfig::with_cases(600))]
 
     /// S1 over any traffic, with and without buffers; and a dry run says what then happens, byte for byte, having
     /// changed nothing.

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use super::collective::any_job;
 use super::repair::tick;
-use crate::cases::cases;
 use crate::common::collective::*;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
@@ -336,7 +335,7 @@ fn seen(engine: &mut Engine, [trace, capture]: [TapId; 2]) -> String {
 }
 
 proptest! {
-    #![proptest_config(cases(150))]
+    #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
     fn the_fast_path_does_with_batches_what_the_slow_one_does(

@@ -1,6 +1,5 @@
 //! Collectives with whole frames: through one switch, and through two tiers of them, against sums computed plainly.
 
-use crate::cases::cases;
 use crate::common::collective::*;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
@@ -97,7 +96,7 @@ fn set_policy(rule: &mut TranslatedRule, policy: u8) {
 }
 
 proptest! {
-    #![proptest_config(cases(96))]
+    #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
     fn one_switch_adds_what_all_ranks_send(
@@ -663,7 +662,7 @@ fn odd() -> impl Strategy<Value = Odd> {
 }
 
 proptest! {
-    #![proptest_config(cases(250))]
+    #![proptest_config(ProptestConfig::with_cases(250))]
 
     /// S1 over any traffic: every frame has one end; a dry run says what then happens, byte for byte; nothing panics.
     #[test]

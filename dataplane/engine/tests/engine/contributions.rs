@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use super::batches::any_limit;
 use super::collective::any_job;
-use crate::cases::cases;
 use crate::common::collective::*;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
@@ -21,7 +20,7 @@ fn feed_batch(engine: &mut Engine, ingress: usize, frames: &[Vec<u8>]) -> Vec<(u
 }
 
 proptest! {
-    #![proptest_config(cases(128))]
+    #![proptest_config(ProptestConfig::with_cases(128))]
 
     /// An engine with a tap takes the slow path. Both paths give equal results for lost, repeated and corrupted frames.
     #[test]

@@ -4,7 +4,6 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::cases::cases;
 use crate::common::*;
 use castnet_engine::{Context, CountersSnapshot, Egress, Engine, FrameFilter, PortSet, TapId};
 use castnet_wire::build::emit_ack;
@@ -185,7 +184,7 @@ fn everything(engine: &Engine) -> String {
 }
 
 proptest! {
-    #![proptest_config(cases(250))]
+    #![proptest_config(ProptestConfig::with_cases(250))]
 
     #[test]
     fn the_fast_path_does_what_the_slow_one_does(draws in prop::collection::vec(draw(), 1..60)) {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use super::collective::drops;
 use super::replication::{any_frame, twin};
-use crate::cases::cases;
 use crate::common::*;
 use castnet_engine::{Context, ContextStatus, CountersSnapshot, Engine, ForwardingStatus};
 use castnet_rules::{Endpoint, ForwardingRule, GroupRule, NextHop};
@@ -73,7 +72,7 @@ fn status(engine: &Engine) -> ForwardingStatus {
 }
 
 proptest! {
-    #![proptest_config(cases(500))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     /// Both ways, over ports of their own and over one, and with the group on the move.
     #[test]

@@ -2,7 +2,6 @@
 
 mod anything;
 mod batches;
-mod cases;
 mod collective;
 mod collective_install;
 mod collective_refusals;

@@ -1,6 +1,5 @@
 //! Groups that move between engines at any moment continue as if they had not moved.
 
-use crate::cases::cases;
 use crate::common::collective::*;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
@@ -49,7 +48,7 @@ fn frame(step: &Step) -> Option<(usize, Vec<u8>)> {
 }
 
 proptest! {
-    #![proptest_config(cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(200))]
 
     /// What leaves, the group's state and counters are those of a group that stays, and so is who is told to have stalled.
     #[test]

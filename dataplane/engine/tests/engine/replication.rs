@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 
-use crate::cases::cases;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Egress, Engine};
@@ -182,7 +181,7 @@ fn from_source(mut frame: DataFrame, rule: &GroupRule, psn: u32) -> DataFrame {
 }
 
 proptest! {
-    #![proptest_config(cases(1500))]
+    #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
     fn every_copy_is_what_building_it_anew_gives(

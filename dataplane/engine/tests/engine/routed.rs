@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 
 use super::batches::feed_batch;
 use super::collective::drops;
-use crate::cases::cases;
 use crate::common::collective::route;
 use crate::common::*;
 use castnet_engine::{Engine, FrameFilter, GroupStatus, TapId};
@@ -258,7 +257,7 @@ impl Step {
 }
 
 proptest! {
-    #![proptest_config(cases(120))]
+    #![proptest_config(ProptestConfig::with_cases(120))]
 
     #[test]
     fn a_router_between_two_switches_changes_nothing_for_their_hosts(

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use super::batches::{GROUPS, Hosts, PORTS, RANKS, Step, feed_batch, group, mcst, step};
 use super::collective::{any_job, drops};
-use crate::cases::cases;
 use crate::common::collective::*;
 use crate::common::*;
 use castnet_engine::{Context, ContextStatus, Engine, FrameFilter, TapId};
@@ -119,7 +118,7 @@ fn compile(engine: &mut Engine, rule: &GroupRule) {
 }
 
 proptest! {
-    #![proptest_config(cases(80))]
+    #![proptest_config(ProptestConfig::with_cases(80))]
 
     #[test]
     fn endpoints_that_share_ports_are_served_as_those_with_a_port_each(

@@ -5,7 +5,6 @@ use core::net::Ipv4Addr;
 use std::collections::BTreeMap;
 
 use super::collective::drops;
-use crate::cases::cases;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Context, Engine, FrameFilter, TapId};
@@ -325,7 +324,7 @@ fn whole(frame: &[u8]) -> Option<RoceHeader> {
 }
 
 proptest! {
-    #![proptest_config(cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(40))]
 
     /// All receivers get all data in order, whatever is lost, repeated, late or wrong on any link.
     #[test]

@@ -5,7 +5,6 @@ use core::net::Ipv4Addr;
 use super::batches::feed_batch;
 use super::repair::tick;
 use super::static_core::{ADDRESS, CORE, FIRST, MEMBERS, UP, group, mcst, route};
-use crate::cases::cases;
 use crate::common::*;
 use castnet_engine::{CountersSnapshot, Engine, FrameFilter, PortSet, TapId};
 use castnet_rules::{GroupRule, NextHop, Route};
@@ -175,7 +174,7 @@ impl Twins {
 }
 
 proptest! {
-    #![proptest_config(cases(150))]
+    #![proptest_config(ProptestConfig::with_cases(150))]
 
     /// At the source's edge, whatever route there is to the address, and at that of receivers, also where it is a relay.
     #[test]

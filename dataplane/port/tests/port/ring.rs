@@ -29,8 +29,6 @@ fn bytes(length: usize, n: usize) -> Vec<u8> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
     #[test]
     fn a_ring_is_a_bounded_queue(steps in steps(), capacity in 1..9_usize) {
         let pool = Pool::new(PoolConfig { buffers: 64, bodies: 64, frame_max: 2 * FRAME_MAX });

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig::with_cases(200))]
 
         /// Whatever was acknowledged and in flight: the stream goes on with the first message that is not acknowledged, and each byte is
         /// what a receiver checks.

@@ -343,7 +343,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig::with_cases(500))]
 
         /// The group fails at any byte, with any difference between receivers, any number of times; a receiver dies at any step.
         #[test]

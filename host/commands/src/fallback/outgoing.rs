@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig::with_cases(300))]
 
         /// The digest has each byte once, and bytes come again from where they were taken back.
         #[test]

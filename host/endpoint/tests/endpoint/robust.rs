@@ -76,7 +76,7 @@ fn settle(b: &mut Bench) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
     fn any_bytes_are_handled_without_panic(frame in prop::collection::vec(any::<u8>(), 0..300)) {

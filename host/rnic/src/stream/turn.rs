@@ -151,8 +151,6 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
-
         /// Switches put messages in one order. A member gets those of others in that order at any time, and an acknowledgement of its own
         /// not before all that is earlier, but as late as it likes. Exactly one member sends.
         #[test]

@@ -446,7 +446,7 @@ fn the_loops_carry_a_stream_between_threads() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
     fn streams_arrive_over_bad_links(
@@ -466,7 +466,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
     fn a_stream_that_stops_has_what_was_acknowledged_at_the_receiver_and_the_rest_at_the_sender(

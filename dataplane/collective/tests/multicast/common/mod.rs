@@ -2,7 +2,6 @@
 #![allow(dead_code, unreachable_pub)] // Each test binary uses its part.
 
 pub mod hosts;
-pub mod seed;
 pub mod tree;
 pub mod twin;
 

@@ -63,7 +63,7 @@ fn turns() -> impl Strategy<Value = Vec<(usize, i64)>> {
 }
 
 proptest! {
-    #![proptest_config(seed::config(3000))]
+    #![proptest_config(ProptestConfig::with_cases(3000))]
 
     /// Each host sends when it has received everything of those before it, while other hosts and all switches may lack some of it.
     #[test]

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::super::{BroadcastAlgorithm, ChannelId, Event, Failure, HostBased, HostBasedConfig, Task};
 use super::rank::Rank;
-use super::{Choices, any_task, cases, expected};
+use super::{Choices, any_task, expected};
 
 /// Runs the tasks at all ranks until nothing progresses.
 fn run(ranks: &mut [Rank], config: HostBasedConfig, tasks: &[Vec<(Task, bool)>], seed: u64) {
@@ -87,7 +87,7 @@ fn any_broadcast() -> impl Strategy<Value = BroadcastAlgorithm> {
 }
 
 proptest! {
-    #![proptest_config(cases(160))]
+    #![proptest_config(ProptestConfig::with_cases(160))]
 
     #[test]
     fn every_collective_returns_the_expected_output(

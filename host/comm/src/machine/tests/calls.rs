@@ -6,7 +6,6 @@ use proptest::prelude::*;
 use super::super::schedule::schedule;
 use super::super::task::{CALL_PACKETS_MAX, Cut, wire_calls};
 use super::super::{BroadcastAlgorithm, Collective, Task};
-use super::cases;
 
 const ROOT: u16 = 2;
 const SIZE: u16 = 4;
@@ -142,7 +141,7 @@ fn check(task: &Task, size: u16, cut: Cut) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(cases(600))]
+    #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
     fn the_calls_of_a_task_cover_it_once(

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::super::{ChannelId, Collective, Event, Failure, InNetwork, InNetworkConfig, Laned, Task, Waiting};
 use super::rank::Rank;
-use super::{Choices, any_task, cases, expected};
+use super::{Choices, any_task, expected};
 use crate::machine::task::Cut;
 
 const ONE_BLOCK: Cut = Cut {
@@ -354,7 +354,7 @@ fn any_config() -> impl Strategy<Value = InNetworkConfig> {
 }
 
 proptest! {
-    #![proptest_config(cases(600))]
+    #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
     fn every_collective_returns_the_expected_output(
@@ -418,7 +418,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(400))]
 
     /// Over several lanes every collective returns the same bytes as over one.
     #[test]

@@ -12,14 +12,6 @@ use proptest::prelude::*;
 
 use super::{Collective, Task};
 
-/// `cases` cases, or as many as `PROPTEST_CASES` wants.
-pub(super) fn cases(cases: u32) -> ProptestConfig {
-    match std::env::var_os("PROPTEST_CASES") {
-        Some(_) => ProptestConfig::default(),
-        None => ProptestConfig::with_cases(cases),
-    }
-}
-
 /// A generator of choices: xorshift64*.
 pub(super) struct Choices(u64);
 

@@ -371,7 +371,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig::with_cases(300))]
 
         /// For any receivers outside, and any members that leave: each receiver that is left gets the stream from a member in the tree, directly or
         /// over other members.
