@@ -271,11 +271,7 @@ mod tests {
                 2,
                 "https://HOST:PORT",
             ),
-            (
-                TransportError::Listen(tcp, error()),
-                1,
-                "whether it runs already",
-            ),
+            (TransportError::Listen(tcp, error()), 1, "whether it runs already"),
             (
                 TransportError::Listen(address("unix:/a/b"), error()),
                 1,

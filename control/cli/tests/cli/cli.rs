@@ -491,11 +491,7 @@ fn the_script_for_dpdk_reserves_pages_and_hands_nics_over() {
     }
     drive("vfio-pci");
     assert_eq!(script(&["bind", "0000:3b:00.0"]).0, Some(0));
-    assert_eq!(
-        read("bus/pci/drivers/vfio-pci/unbind"),
-        "",
-        "a switch may use it"
-    );
+    assert_eq!(read("bus/pci/drivers/vfio-pci/unbind"), "", "a switch may use it");
     assert_eq!(script(&["release", "0000:3b:00.0"]).0, Some(0));
     assert_eq!(read("bus/pci/drivers/vfio-pci/unbind"), "0000:3b:00.0");
     assert!(
