@@ -152,6 +152,8 @@ fn a_port_to_a_switch_brings_packets_of_hosts_that_arp_has_seen_elsewhere() {
 #[test]
 fn a_packet_to_another_ethernet_address_is_switched() {
     let mut e = registering();
+    // Wherever ARP has seen its source: the other switch checks it.
+    feed(&mut e, T0, 1, &arp_request(0, host_ip(1)));
     let mut frame = packet(0, GROUP, DEFAULT_PORT);
     frame[..6].copy_from_slice(&peer_mac(2).0);
     let ports: Vec<usize> = feed(&mut e, T0, 0, &frame)
