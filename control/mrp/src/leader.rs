@@ -56,6 +56,16 @@ pub enum LeaderError {
     TooManyMembers { members: usize, packets: usize },
 }
 
+/// Whether a host that leads a group takes such a packet from this address.
+fn may_send(from: Ipv4Addr, body: &MrpBody) -> bool {
+    match body {
+        MrpBody::Join(_, member, _) | MrpBody::Confirm(_, member) => member.ip == from,
+        // Switches refuse in the name of the group.
+        MrpBody::Refuse(mcst_id, _) => mcst_id.0 == from,
+        _ => false,
+    }
+}
+
 fn list(missing: &[Ipv4Addr]) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<String> = missing.iter().take(SHOWN).map(Ipv4Addr::to_string).collect();
@@ -109,8 +119,11 @@ impl Leader {
         }
     }
 
-    /// Handles a packet. Packets of other groups, registrations and hosts change nothing.
-    pub fn handle(&mut self, now: Nanos, packet: &MrpPacket) {
+    /// Handles a packet with its source address. Packets of other groups, registrations and hosts change nothing.
+    pub fn handle(&mut self, now: Nanos, from: Ipv4Addr, packet: &MrpPacket) {
+        if !may_send(from, &packet.body) {
+            return;
+        }
         let current = packet.number == self.config.number;
         match packet.body {
             MrpBody::Join(mcst_id, member, memory) => {
@@ -119,13 +132,11 @@ impl Leader {
                     && memory.is_none_or(|memory| memory.ip == member.ip)
                     && !member.source;
                 let connection = (member, memory);
-                if !fits || self.is_registered() {
+                // The first key of a connection stays. A receiver that was started again has another queue pair.
+                if !fits || self.is_registered() || self.joined.get(&member.ip) == Some(&connection) {
                     return;
                 }
                 self.keys.insert(member.ip, packet.number);
-                if self.joined.get(&member.ip) == Some(&connection) {
-                    return;
-                }
                 // The first connection may have been that of an earlier queue pair, from a packet that was late.
                 self.joined.insert(member.ip, connection);
                 if !core::mem::take(&mut self.packets).is_empty() {

@@ -12,8 +12,8 @@ use castnet_wire::{McstId, MrpBody, MrpCall, MrpGift, MrpPacket, Nanos};
 const HEAD: usize = 13;
 const RECORD: usize = 4;
 
-/// Who meets, and as whom this host does. Each receiver has chosen a key, and has given it to the leader alone: packets with another one are
-/// not for it.
+/// Who meets, and as whom this host does. Each receiver has chosen a key, and has given it to the leader alone: packets with another one, or
+/// between other addresses, are not for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Roll {
     /// The leader, with the keys of all receivers. Their ranks are in the order of their addresses, from 1.
@@ -196,8 +196,8 @@ impl Meeting {
         }
     }
 
-    /// Handles a packet. Returns the answers, each with the address of its host.
-    pub fn handle(&mut self, packet: &MrpPacket) -> Vec<(Ipv4Addr, MrpPacket)> {
+    /// Handles a packet with its source address. Returns the answers, each with the address of its host.
+    pub fn handle(&mut self, from: Ipv4Addr, packet: &MrpPacket) -> Vec<(Ipv4Addr, MrpPacket)> {
         match (&mut self.side, &packet.body) {
             (
                 Side::Leader {
@@ -206,9 +206,8 @@ impl Meeting {
                 MrpBody::Give(mcst_id, gift, wanted),
             ) => {
                 let host = usize::from(gift.rank).checked_sub(1).and_then(|n| hosts.get(n));
-                let Some(&(ip, key)) =
-                    host.filter(|(_, key)| *mcst_id == self.mcst_id && packet.number == *key)
-                else {
+                let is_from = |(ip, key): &&(Ipv4Addr, u32)| (*ip, *key) == (from, packet.number);
+                let Some(&(ip, key)) = host.filter(is_from).filter(|_| *mcst_id == self.mcst_id) else {
                     return Vec::new();
                 };
                 heard.insert(gift.rank);
@@ -234,8 +233,8 @@ impl Meeting {
                 }
                 answers.packets
             }
-            (Side::Receiver { key, .. }, MrpBody::Take(mcst_id, gifts))
-                if *mcst_id == self.mcst_id && packet.number == *key =>
+            (Side::Receiver { leader, key, .. }, MrpBody::Take(mcst_id, gifts))
+                if *mcst_id == self.mcst_id && (from, packet.number) == (*leader, *key) =>
             {
                 for gift in gifts.iter().filter(|gift| gift.round == self.round.number) {
                     if self.round.wanted.contains(&gift.rank) {

@@ -1,5 +1,7 @@
 //! The machine of a receiver.
 
+use core::net::Ipv4Addr;
+
 use castnet_wire::{McstId, MrpBody, MrpCall, MrpMember, MrpMemory, MrpPacket, Nanos};
 
 /// How long a receiver whose group was withdrawn waits to be called by its leader.
@@ -24,6 +26,7 @@ pub enum ReceiverError {
 #[derive(Debug)]
 pub struct Receiver {
     mcst_id: McstId,
+    leader: Ipv4Addr,
     member: MrpMember,
     memory: Option<MrpMemory>,
     repeat: Nanos,
@@ -39,15 +42,16 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// A receiver that sends its connection at once and every `repeat`, and gives up after `patience`.
+    /// A receiver that sends its connection to its leader at once and every `repeat`, and gives up after `patience`.
     pub fn new(
         now: Nanos,
-        mcst_id: McstId,
+        (mcst_id, leader): (McstId, Ipv4Addr),
         (member, memory): (MrpMember, Option<MrpMemory>),
         (repeat, patience): (Nanos, Nanos),
     ) -> Self {
         Self {
             mcst_id,
+            leader,
             member,
             memory,
             repeat,
@@ -67,8 +71,12 @@ impl Receiver {
         Self { key, ..self }
     }
 
-    /// Handles a packet to this host. Returns the answer to the leader.
-    pub fn handle(&mut self, packet: &MrpPacket) -> Option<MrpPacket> {
+    /// Handles a packet to this host with its source address. Returns the answer to the leader. Switches, too, send to a receiver in the
+    /// name of its leader: packets from others change nothing.
+    pub fn handle(&mut self, from: Ipv4Addr, packet: &MrpPacket) -> Option<MrpPacket> {
+        if from != self.leader {
+            return None;
+        }
         let number = packet.number;
         match &packet.body {
             // Only the switch next to this host sends its record alone; the queue pair tells the group.

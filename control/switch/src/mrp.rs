@@ -108,7 +108,7 @@ impl MrpRule {
                 "MRP is asked for on port {name}, which this switch has not"
             ));
         }
-        let (_, more) = self.fabric(names);
+        let (fabric, more) = self.fabric(names);
         faults.extend(more);
         let udp_port = self.udp_port.unwrap_or(DEFAULT_PORT);
         if udp_port == 0 || udp_port == ROCE_PORT {
@@ -128,6 +128,7 @@ impl MrpRule {
         Ok(Some(RegistrationConfig {
             udp_port,
             ports: ports.filter_map(|n| PortId::new(u8::try_from(n).ok()?)).collect(),
+            fabric: fabric.into_iter().map(|(port, _)| port).collect(),
             pool: self.pool.clone(),
         }))
     }
@@ -233,7 +234,8 @@ mod tests {
                 .collect(),
             ..rule(&["10.200.0.0/16"], &["spine", "h1"])
         };
-        rule.registration(&NAMES).expect("no fault");
+        let on = rule.registration(&NAMES).expect("no fault").expect("on");
+        assert_eq!(on.fabric.0, 0b101);
         let (fabric, _) = rule.fabric(&NAMES);
         let found: Vec<_> = fabric
             .iter()

@@ -29,6 +29,8 @@ pub struct RegistrationConfig {
     pub udp_port: u16,
     /// The ports by which they may come in: of leaders, and between switches.
     pub ports: PortSet,
+    /// Of these, those that lead to switches although LLDP does not show it.
+    pub fabric: PortSet,
     /// The addresses that groups may have. ARP requests for them are answered at `ports`, also before they are registered.
     pub pool: Vec<Ipv4Net>,
 }

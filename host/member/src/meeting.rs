@@ -92,8 +92,8 @@ impl Shared {
         while !self.stop.load(Ordering::Relaxed) {
             let due = self.lock().handle_timeout(nanos(self.started.elapsed()));
             send(due);
-            if let Some(packet) = carrier.receive(&mut buffer) {
-                let answers = self.lock().handle(&packet);
+            if let Some((from, packet)) = carrier.receive(&mut buffer) {
+                let answers = self.lock().handle(from, &packet);
                 send(answers);
             }
         }

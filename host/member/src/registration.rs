@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -117,7 +117,8 @@ impl Registered {
                 Side::Leader(Leader::new(Nanos::ZERO, config), mcst_id.0)
             }
             Others::Leader(leader) => {
-                let receiver = Receiver::new(Nanos::ZERO, mcst_id, (member, memory), (REPEAT, patience));
+                let group = (mcst_id, *leader);
+                let receiver = Receiver::new(Nanos::ZERO, group, (member, memory), (REPEAT, patience));
                 let key = if how.calls { random_key() } else { 0 };
                 Side::Receiver(receiver.with_key(key), *leader, key)
             }
@@ -197,12 +198,19 @@ impl Carrier {
         }
     }
 
-    /// The next packet, or `None` after [`LOOK`].
-    pub(crate) fn receive(&self, buffer: &mut [u8; PAYLOAD_MAX]) -> Option<MrpPacket> {
+    /// The next packet with its source address, or `None` after [`LOOK`].
+    pub(crate) fn receive(&self, buffer: &mut [u8; PAYLOAD_MAX]) -> Option<(Ipv4Addr, MrpPacket)> {
         match self {
-            Self::Rnic(datagrams) => MrpPacket::parse(&datagrams.receive(LOOK)?).ok(),
+            Self::Rnic(datagrams) => {
+                let (from, payload) = datagrams.receive(LOOK)?;
+                Some((from, MrpPacket::parse(&payload).ok()?))
+            }
             Self::Kernel(socket) => match socket.recv_from(buffer) {
-                Ok((length, _)) => MrpPacket::parse(&buffer[..length]).ok(),
+                Ok((length, SocketAddr::V4(from))) => {
+                    Some((*from.ip(), MrpPacket::parse(&buffer[..length]).ok()?))
+                }
+                // The socket has an IPv4 address.
+                Ok((_, SocketAddr::V6(_))) => None,
                 Err(error) => {
                     if !is_idle(&error) {
                         // An answer to an earlier packet, such as a port that is not open yet.
@@ -295,14 +303,14 @@ impl Worker {
                     break;
                 }
             }
-            let Some(packet) = self.carrier.receive(&mut buffer) else {
+            let Some((from, packet)) = self.carrier.receive(&mut buffer) else {
                 continue;
             };
             match &mut side {
-                Side::Leader(leader, _) => leader.handle(nanos(self.started.elapsed()), &packet),
+                Side::Leader(leader, _) => leader.handle(nanos(self.started.elapsed()), from, &packet),
                 Side::Receiver(receiver, to, _) => {
                     receiver
-                        .handle(&packet)
+                        .handle(from, &packet)
                         .iter()
                         .for_each(|packet| self.send(*to, packet));
                 }
@@ -374,6 +382,8 @@ mod tests {
     /// Gives each receiver its record, as the switches next to them do, until the leader withdraws the group.
     fn be_the_switches(socket: &UdpSocket, udp_port: u16) {
         let mut buffer = [0; PAYLOAD_MAX];
+        // In the name of the leader.
+        let to_receivers = UdpSocket::bind((member(1).ip, 0)).expect("a socket");
         loop {
             let (length, _) = socket.recv_from(&mut buffer).expect("a packet");
             let packet = MrpPacket::parse(&buffer[..length]).expect("of MRP");
@@ -391,7 +401,7 @@ mod tests {
                 let body = MrpBody::Members(part, vec![own]);
                 let number = packet.number;
                 let bytes = MrpPacket { number, body }.to_bytes();
-                socket
+                to_receivers
                     .send_to(&bytes, SocketAddrV4::new(own.ip, udp_port))
                     .expect("sent");
             }

@@ -13,13 +13,15 @@ use crossbeam::channel::{Receiver, Sender, TryRecvError, bounded};
 const QUEUE: usize = 256;
 
 type Sent = (SocketAddrV4, Box<[u8]>);
+/// With the address that the sender has given.
+type Received = (Ipv4Addr, Box<[u8]>);
 
 /// A UDP port of an RNIC ([`crate::Rnic::datagrams`]), for any thread. The thread of the RNIC carries the datagrams while it polls, also after
 /// this is dropped. Datagrams may be lost.
 #[derive(Debug)]
 pub struct Datagrams {
     to: Sender<Sent>,
-    from: Receiver<Box<[u8]>>,
+    from: Receiver<Received>,
     waker: Waker,
 }
 
@@ -32,8 +34,8 @@ impl Datagrams {
         }
     }
 
-    /// The next payload that was sent to this address and port, with right checksums. `None` after `timeout`.
-    pub fn receive(&self, timeout: Duration) -> Option<Box<[u8]>> {
+    /// The next payload that was sent to this address and port, with right checksums, and its source address. `None` after `timeout`.
+    pub fn receive(&self, timeout: Duration) -> Option<(Ipv4Addr, Box<[u8]>)> {
         self.from.recv_timeout(timeout).ok()
     }
 }
@@ -43,7 +45,7 @@ impl Datagrams {
 pub(crate) struct UdpPort {
     port: u16,
     sent: Receiver<Sent>,
-    received: Sender<Box<[u8]>>,
+    received: Sender<Received>,
     /// Their next hops have not answered yet.
     waiting: VecDeque<Sent>,
     /// Keeps the kernel from answering with ICMP errors. Never read.
@@ -120,7 +122,7 @@ pub(crate) fn receive(ports: &[UdpPort], ip: Ipv4Addr, frame: &[u8]) -> bool {
     };
     for open in ports.iter().filter(|open| open.port == datagram.to.1) {
         // A user that does not keep up gets the repetition.
-        let _ = open.received.try_send(datagram.payload.into());
+        let _ = open.received.try_send((datagram.from.0, datagram.payload.into()));
     }
     true
 }

@@ -76,14 +76,15 @@ impl Host {
         self.send(&datagram.to_frame());
     }
 
-    /// The packets to this host.
-    fn receive(&mut self) -> Vec<MrpPacket> {
+    /// The packets to this host, with their source addresses.
+    fn receive(&mut self) -> Vec<(Ipv4Addr, MrpPacket)> {
         self.port.receive(&mut self.batch);
         let frames = self.batch.drain(..).map(|frame| frame.segments().concat());
         let packet = |frame: Vec<u8>| {
             let datagram = Datagram::parse(&frame).ok()?;
             let own = datagram.to == (ip(self.n), DEFAULT_PORT) && datagram.macs.0 == mac(self.n);
-            MrpPacket::parse(datagram.payload).ok().filter(|_| own)
+            let packet = MrpPacket::parse(datagram.payload).ok().filter(|_| own)?;
+            Some((datagram.from.0, packet))
         };
         frames.filter_map(packet).collect()
     }
@@ -138,6 +139,7 @@ impl Lab {
                 } else {
                     all.without(port(1))
                 },
+                fabric: PortSet::default(),
                 pool: vec!["10.200.0.0/16".parse().expect("a prefix")],
             });
             let start = tokio::task::spawn_blocking(move || Dataplane::start(config));
@@ -211,13 +213,16 @@ impl Lab {
         let now = self.now();
         let packets = leader.handle_timeout(now).expect("a registration").to_vec();
         packets.iter().for_each(|packet| self.send_up(0, MCST_ID, packet));
-        for packet in self.hosts[0].receive() {
-            leader.handle(now, &packet);
+        for (from, packet) in self.hosts[0].receive() {
+            leader.handle(now, from, &packet);
         }
         for (n, receiver) in receivers {
             let host = &mut self.hosts[*n];
             let join = receiver.handle_timeout(now).expect("in time");
-            let answers: Vec<MrpPacket> = host.receive().iter().filter_map(|p| receiver.handle(p)).collect();
+            let received = host.receive().into_iter();
+            let answers: Vec<MrpPacket> = received
+                .filter_map(|(from, packet)| receiver.handle(from, &packet))
+                .collect();
             for packet in join.iter().chain(&answers) {
                 host.send_packet((mac(0), ip(0)), packet);
             }
@@ -227,7 +232,8 @@ impl Lab {
     fn register(&mut self, number: u32) -> Leader {
         let mut leader = self.leader(number);
         let times = (Nanos::from_millis(50), Nanos::from_secs(20));
-        let receiver = |n| (n, Receiver::new(self.now(), MCST_ID, (member(n), None), times));
+        let group = (MCST_ID, ip(0));
+        let receiver = |n| (n, Receiver::new(self.now(), group, (member(n), None), times));
         let mut receivers: BTreeMap<usize, Receiver> = (1..4).map(receiver).collect();
         self.until("registration", |lab| {
             lab.step(&mut leader, &mut receivers);
@@ -348,7 +354,8 @@ async fn who_may_register_is_limited_and_what_is_refused_is_counted() {
     let before = refused();
     lab.send_up(0, other, &registration(0));
     lab.until("a refusal", |lab| {
-        lab.hosts[0].receive().iter().any(|packet| packet.body == refusal)
+        let mut received = lab.hosts[0].receive().into_iter();
+        received.any(|(from, packet)| (from, packet.body) == (other.0, refusal.clone()))
     });
     lab.until("a count", |_| refused() == before + 1);
     // From a port without the right. Other addresses are switched as ever.
@@ -375,7 +382,7 @@ async fn who_may_register_is_limited_and_what_is_refused_is_counted() {
     lab.until("withdrawn", |lab| {
         for n in 1..4 {
             let packets = lab.hosts[n].receive();
-            if packets.iter().any(|packet| packet.body == MrpBody::Withdraw) {
+            if packets.iter().any(|(_, packet)| packet.body == MrpBody::Withdraw) {
                 informed.insert(n);
             }
         }

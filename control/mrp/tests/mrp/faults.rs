@@ -1,6 +1,7 @@
 //! Registration over links that lose, repeat, reorder and change frames.
 
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 
 use castnet_mrp::{LeaderError, Receiver};
 use castnet_topology::Topology;
@@ -142,11 +143,12 @@ fn a_receiver_that_is_known_by_another_queue_pair_joins_again() {
         qpn: Qpn::new(own.qpn.value() + 1),
         ..own
     };
+    let leader = Ipv4Addr::new(10, 0, 0, 1);
     let (group, times) = (
         McstId([10, 200, 0, 1].into()),
         (Nanos::from_millis(100), Nanos::from_secs(60)),
     );
-    let mut receiver = Receiver::new(Nanos::ZERO, group, (own, None), times);
+    let mut receiver = Receiver::new(Nanos::ZERO, (group, leader), (own, None), times);
     let part = MrpPart {
         sequence: 0,
         total: 1,
@@ -156,11 +158,11 @@ fn a_receiver_that_is_known_by_another_queue_pair_joins_again() {
         number,
         body: MrpBody::Members(part, vec![member]),
     };
-    let confirmed = receiver.handle(&record(7, own)).expect("an answer");
+    let confirmed = receiver.handle(leader, &record(7, own)).expect("an answer");
     assert_eq!(confirmed.body, MrpBody::Confirm(group, own));
-    let joined = receiver.handle(&record(8, earlier)).expect("an answer");
+    let joined = receiver.handle(leader, &record(8, earlier)).expect("an answer");
     assert_eq!(joined.body, MrpBody::Join(group, own, None));
-    let confirmed = receiver.handle(&record(9, own)).expect("an answer");
+    let confirmed = receiver.handle(leader, &record(9, own)).expect("an answer");
     assert_eq!(
         (confirmed.number, confirmed.body),
         (9, MrpBody::Confirm(group, own))

@@ -1,5 +1,6 @@
 //! Leaders, receivers and meetings one by one: limits of time and size, and packets that are right but for one field.
 
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use castnet_mrp::{Leader, LeaderConfig, LeaderError, Meeting, Receiver, ReceiverError, Roll};
@@ -54,7 +55,13 @@ fn call(mcst_id: McstId) -> (MrpBody, MrpCall) {
 }
 
 fn receiver(key: u32) -> Receiver {
-    Receiver::new(Nanos::ZERO, MCST_ID, (member(1), None), (REPEAT, PATIENCE)).with_key(key)
+    Receiver::new(
+        Nanos::ZERO,
+        (MCST_ID, LEADER),
+        (member(1), None),
+        (REPEAT, PATIENCE),
+    )
+    .with_key(key)
 }
 
 fn leader(receivers: u32) -> Leader {
@@ -84,6 +91,16 @@ fn confirm(number: u32, n: u32) -> MrpPacket {
     packet(number, MrpBody::Confirm(MCST_ID, member(n)))
 }
 
+/// A packet to a leader, from the address that sends such a one.
+fn to_leader(leader: &mut Leader, now: Nanos, packet: &MrpPacket) {
+    let from = match &packet.body {
+        MrpBody::Join(_, member, _) | MrpBody::Confirm(_, member) => member.ip,
+        MrpBody::Refuse(mcst_id, _) => mcst_id.0,
+        other => panic!("{other:?} to a leader"),
+    };
+    leader.handle(now, from, packet);
+}
+
 fn before(at: Nanos) -> Nanos {
     Nanos(at.0 - 1)
 }
@@ -99,12 +116,12 @@ fn a_receiver_is_called_by_its_key_in_its_group_alone() {
         (0, KEY, right.clone()),
     ] {
         let mut receiver = receiver(key);
-        assert_eq!(receiver.handle(&packet(number, body)), None);
+        assert_eq!(receiver.handle(LEADER, &packet(number, body)), None);
         let sent = receiver.handle_timeout(Nanos::ZERO).expect("it is not called");
         assert_eq!(sent, Some(packet(key, MrpBody::Join(MCST_ID, member(1), None))));
     }
     let mut receiver = receiver(KEY);
-    assert_eq!(receiver.handle(&packet(KEY, right)), None);
+    assert_eq!(receiver.handle(LEADER, &packet(KEY, right)), None);
     let called = Err(ReceiverError::Called(expected));
     assert_eq!(receiver.handle_timeout(Nanos::ZERO), called);
 }
@@ -116,15 +133,15 @@ fn a_receiver_confirms_its_own_record_and_corrects_that_of_an_earlier_queue_pair
         qpn: Qpn::new(3),
         ..member(1)
     };
-    assert_eq!(receiver.handle(&members(NUMBER, &[member(2)])), None);
+    assert_eq!(receiver.handle(LEADER, &members(NUMBER, &[member(2)])), None);
     assert_eq!(
-        receiver.handle(&members(NUMBER, &[member(2), earlier])),
+        receiver.handle(LEADER, &members(NUMBER, &[member(2), earlier])),
         Some(join(1))
     );
     assert!(!receiver.is_registered());
     assert_eq!(receiver.poll_timeout(), Some(Nanos::ZERO));
     assert_eq!(
-        receiver.handle(&members(NUMBER, &[member(1)])),
+        receiver.handle(LEADER, &members(NUMBER, &[member(1)])),
         Some(confirm(NUMBER, 1))
     );
     assert!(receiver.is_registered());
@@ -136,18 +153,18 @@ fn a_receiver_confirms_its_own_record_and_corrects_that_of_an_earlier_queue_pair
 fn only_the_newest_registration_can_be_withdrawn() {
     let mut receiver = receiver(0);
     let withdraw = |number| packet(number, MrpBody::Withdraw);
-    receiver.handle(&withdraw(NUMBER));
+    receiver.handle(LEADER, &withdraw(NUMBER));
     for number in [NUMBER, NUMBER + 2, NUMBER + 1] {
         assert_eq!(
-            receiver.handle(&members(number, &[member(1)])),
+            receiver.handle(LEADER, &members(number, &[member(1)])),
             Some(confirm(number, 1))
         );
     }
     for number in [NUMBER, NUMBER + 1, NUMBER + 3] {
-        receiver.handle(&withdraw(number));
+        receiver.handle(LEADER, &withdraw(number));
         assert_eq!(receiver.handle_timeout(Nanos::ZERO), Ok(None));
     }
-    receiver.handle(&withdraw(NUMBER + 2));
+    receiver.handle(LEADER, &withdraw(NUMBER + 2));
     assert_eq!(
         receiver.handle_timeout(Nanos::ZERO),
         Err(ReceiverError::Withdrawn)
@@ -185,8 +202,8 @@ fn a_receiver_joins_at_intervals_until_its_patience_is_over() {
 #[test]
 fn a_call_may_follow_a_withdrawal_by_three_seconds() {
     let mut receiver = receiver(KEY);
-    receiver.handle(&members(NUMBER, &[member(1)]));
-    receiver.handle(&packet(NUMBER, MrpBody::Withdraw));
+    receiver.handle(LEADER, &members(NUMBER, &[member(1)]));
+    receiver.handle(LEADER, &packet(NUMBER, MrpBody::Withdraw));
     let seconds = Nanos::from_secs;
     assert_eq!(receiver.handle_timeout(seconds(20)), Ok(None));
     assert_eq!(receiver.handle_timeout(before(seconds(23))), Ok(None));
@@ -218,7 +235,7 @@ fn a_join_that_is_wrong_in_one_field_is_none() {
     ];
     for (body, fits) in cases {
         let mut leader = leader(1);
-        leader.handle(Nanos::ZERO, &packet(KEY, body.clone()));
+        to_leader(&mut leader, Nanos::ZERO, &packet(KEY, body.clone()));
         let sent = leader.handle_timeout(Nanos::ZERO).expect("in time");
         assert_eq!(!sent.is_empty(), fits, "{body:?}");
         assert_eq!(leader.roll().is_some(), fits, "{body:?}");
@@ -240,9 +257,9 @@ fn a_confirmation_that_is_wrong_in_one_field_is_none() {
         (confirm(NUMBER, 1), true),
     ] {
         let mut leader = leader(1);
-        leader.handle(Nanos::ZERO, &join(1));
+        to_leader(&mut leader, Nanos::ZERO, &join(1));
         leader.handle_timeout(Nanos::ZERO).expect("in time");
-        leader.handle(Nanos::ZERO, &packet);
+        to_leader(&mut leader, Nanos::ZERO, &packet);
         assert_eq!(leader.is_registered(), fits, "{packet:?}");
     }
 }
@@ -252,23 +269,23 @@ fn receivers_have_the_whole_patience_to_confirm_however_late_the_last_one_joined
     let mut leader = leader(2);
     assert_eq!(leader.handle_timeout(Nanos::ZERO), Ok(&[][..]));
     assert_eq!(leader.poll_timeout(), REPEAT);
-    leader.handle(Nanos::ZERO, &join(2));
+    to_leader(&mut leader, Nanos::ZERO, &join(2));
     assert_eq!(leader.poll_timeout(), Nanos::ZERO);
     let joined = before(PATIENCE);
     assert_eq!(leader.handle_timeout(joined), Ok(&[][..]));
-    leader.handle(joined, &join(1));
+    to_leader(&mut leader, joined, &join(1));
     let sent = leader.handle_timeout(joined).expect("in time").to_vec();
     assert_eq!(sent.len(), 1);
     assert!(matches!(&sent[0].body, MrpBody::Members(_, all) if all.len() == 3));
     // The first one confirms when it is almost too late; at the end the other one is missing.
-    leader.handle(joined, &confirm(NUMBER, 1));
+    to_leader(&mut leader, joined, &confirm(NUMBER, 1));
     assert!(
         leader
             .handle_timeout(before(joined + REPEAT))
             .is_ok_and(<[_]>::is_empty)
     );
     assert_eq!(leader.handle_timeout(before(joined + PATIENCE)), Ok(&sent[..]));
-    leader.handle(before(joined + PATIENCE), &confirm(NUMBER - 1, 2));
+    to_leader(&mut leader, before(joined + PATIENCE), &confirm(NUMBER - 1, 2));
     let late = joined + PATIENCE + REPEAT;
     let missing = LeaderError::NotConfirmed {
         missing: vec![ip(2)],
@@ -276,7 +293,7 @@ fn receivers_have_the_whole_patience_to_confirm_however_late_the_last_one_joined
         refused: None,
     };
     assert_eq!(leader.handle_timeout(late), Err(missing));
-    leader.handle(late, &confirm(NUMBER, 2));
+    to_leader(&mut leader, late, &confirm(NUMBER, 2));
     assert!(leader.is_registered());
     assert_eq!(leader.handle_timeout(late), Ok(&sent[..]));
     assert_eq!(leader.poll_timeout(), late + REFRESH);
@@ -286,7 +303,7 @@ fn receivers_have_the_whole_patience_to_confirm_however_late_the_last_one_joined
 fn who_has_not_joined_in_time_is_named() {
     for (now, is_late) in [(before(PATIENCE), false), (PATIENCE, true)] {
         let mut leader = leader(3);
-        leader.handle(Nanos::ZERO, &join(2));
+        to_leader(&mut leader, Nanos::ZERO, &join(2));
         let error = LeaderError::NotJoined {
             missing: vec![ip(1), ip(3)],
             after: PATIENCE,
@@ -304,7 +321,7 @@ fn who_has_not_joined_in_time_is_named() {
         shown(&mut leader),
         format!("no connection from {all} and 1 more within 10000 ms")
     );
-    leader.handle(Nanos::ZERO, &join(9));
+    to_leader(&mut leader, Nanos::ZERO, &join(9));
     assert_eq!(
         shown(&mut leader),
         format!("no connection from {all} within 10000 ms")
@@ -320,16 +337,16 @@ fn a_registered_receiver_does_not_change_its_connection() {
     let changed = packet(KEY, MrpBody::Join(MCST_ID, changed, None));
     for is_registered in [false, true] {
         let mut leader = leader(1);
-        leader.handle(Nanos::ZERO, &join(1));
+        to_leader(&mut leader, Nanos::ZERO, &join(1));
         let first = leader.handle_timeout(Nanos::ZERO).expect("in time").to_vec();
         assert_eq!(first[0].number, NUMBER);
         if is_registered {
-            leader.handle(Nanos::ZERO, &confirm(NUMBER, 1));
+            to_leader(&mut leader, Nanos::ZERO, &confirm(NUMBER, 1));
         }
         // The same again changes nothing in either case.
-        leader.handle(Nanos(1), &join(1));
+        to_leader(&mut leader, Nanos(1), &join(1));
         assert_eq!(leader.handle_timeout(REPEAT), Ok(&first[..]));
-        leader.handle(Nanos(2), &changed);
+        to_leader(&mut leader, Nanos(2), &changed);
         assert_eq!(leader.is_registered(), is_registered);
         let number = NUMBER + u32::from(!is_registered);
         assert_eq!(leader.withdraw(), packet(number, MrpBody::Withdraw));
@@ -339,25 +356,33 @@ fn a_registered_receiver_does_not_change_its_connection() {
 #[test]
 fn a_changed_connection_makes_a_new_registration_that_all_confirm_again() {
     let mut leader = leader(2);
-    leader.handle(Nanos::ZERO, &join(1));
-    leader.handle(Nanos::ZERO, &join(2));
+    to_leader(&mut leader, Nanos::ZERO, &join(1));
+    to_leader(&mut leader, Nanos::ZERO, &join(2));
     leader.handle_timeout(Nanos::ZERO).expect("in time");
-    leader.handle(Nanos(1), &confirm(NUMBER, 1));
+    to_leader(&mut leader, Nanos(1), &confirm(NUMBER, 1));
     let changed = MrpMember {
         qpn: Qpn::new(3),
         ..member(2)
     };
-    leader.handle(Nanos(2), &packet(KEY, MrpBody::Join(MCST_ID, changed, None)));
+    to_leader(
+        &mut leader,
+        Nanos(2),
+        &packet(KEY, MrpBody::Join(MCST_ID, changed, None)),
+    );
     assert_eq!(leader.poll_timeout(), Nanos(2));
     let sent = leader.handle_timeout(Nanos(2)).expect("in time");
     assert_eq!(sent[0].number, NUMBER + 1);
     assert!(matches!(&sent[0].body, MrpBody::Members(_, all) if all[1..] == [member(1), changed]));
-    leader.handle(Nanos(3), &packet(NUMBER + 1, MrpBody::Confirm(MCST_ID, changed)));
+    to_leader(
+        &mut leader,
+        Nanos(3),
+        &packet(NUMBER + 1, MrpBody::Confirm(MCST_ID, changed)),
+    );
     assert!(
         !leader.is_registered(),
         "the other one has confirmed an earlier registration"
     );
-    leader.handle(Nanos(3), &confirm(NUMBER + 1, 1));
+    to_leader(&mut leader, Nanos(3), &confirm(NUMBER + 1, 1));
     assert!(leader.is_registered());
 }
 
@@ -374,10 +399,10 @@ fn a_refusal_counts_from_the_first_one_of_this_registration() {
         (refuse(NUMBER, MCST_ID), true),
     ] {
         let mut leader = leader(1);
-        leader.handle(Nanos::ZERO, &join(1));
+        to_leader(&mut leader, Nanos::ZERO, &join(1));
         leader.handle_timeout(Nanos::ZERO).expect("in time");
-        leader.handle(Nanos(7), &packet);
-        leader.handle(Nanos(9), &packet);
+        to_leader(&mut leader, Nanos(7), &packet);
+        to_leader(&mut leader, Nanos(9), &packet);
         let end = Nanos(7) + REFUSALS;
         assert!(leader.handle_timeout(before(end)).is_ok());
         let result = leader.handle_timeout(end + REPEAT).map(<[_]>::len);
@@ -397,12 +422,85 @@ fn a_leader_sends_255_packets_at_most() {
     for (receivers, packets) in [(most, 255), (most + 1, 256)] {
         let mut leader = leader(receivers);
         for n in 1..=receivers {
-            leader.handle(Nanos::ZERO, &join(n));
+            to_leader(&mut leader, Nanos::ZERO, &join(n));
         }
         let result = leader.handle_timeout(Nanos::ZERO).map(<[_]>::len);
         let members = receivers as usize + 1;
         let error = LeaderError::TooManyMembers { members, packets };
         assert_eq!(result, if packets == 255 { Ok(255) } else { Err(error) });
+    }
+}
+
+/// A packet that would change something, from each address.
+#[test]
+fn a_leader_believes_only_the_address_that_may_send_a_packet() {
+    let refusal = MrpRefusal::of(MrpReason::NoCapacity);
+    let changed = MrpMember {
+        qpn: Qpn::new(3),
+        ..member(1)
+    };
+    for (sent, right) in [
+        (packet(KEY, MrpBody::Join(MCST_ID, changed, None)), ip(1)),
+        (confirm(NUMBER, 1), ip(1)),
+        (packet(NUMBER, MrpBody::Refuse(MCST_ID, refusal)), MCST_ID.0),
+    ] {
+        for from in [ip(1), ip(2), ip(9), LEADER, MCST_ID.0, OTHER.0] {
+            let mut leader = leader(2);
+            to_leader(&mut leader, Nanos::ZERO, &join(1));
+            to_leader(&mut leader, Nanos::ZERO, &join(2));
+            leader.handle_timeout(Nanos::ZERO).expect("in time");
+            let before = format!("{leader:?}");
+            leader.handle(Nanos(7), from, &sent);
+            let is_believed = format!("{leader:?}") != before;
+            assert_eq!(is_believed, from == right, "{sent:?} from {from}");
+        }
+    }
+}
+
+#[test]
+fn a_receiver_believes_only_its_leader() {
+    let earlier = MrpMember {
+        qpn: Qpn::new(3),
+        ..member(1)
+    };
+    for sent in [
+        members(NUMBER, &[member(1)]),
+        members(NUMBER, &[earlier]),
+        packet(NUMBER, MrpBody::Withdraw),
+        packet(KEY, call(MCST_ID).0),
+    ] {
+        for from in [ip(1), ip(2), MCST_ID.0, LEADER] {
+            let mut receiver = receiver(KEY);
+            receiver.handle(LEADER, &members(NUMBER, &[member(1)]));
+            let before = format!("{receiver:?}");
+            let answer = receiver.handle(from, &sent);
+            let is_believed = answer.is_some() || format!("{receiver:?}") != before;
+            assert_eq!(is_believed, from == LEADER, "{sent:?} from {from}");
+        }
+    }
+}
+
+/// A receiver that was started again has another queue pair.
+#[test]
+fn the_first_key_of_a_connection_stays() {
+    let mut leader = leader(1);
+    let first = member(1).qpn;
+    let second = Qpn::new(3);
+    for (key, qpn, expected) in [
+        (KEY, first, KEY),
+        (KEY + 1, first, KEY),
+        (0, first, KEY),
+        (KEY + 2, second, KEY + 2),
+        (KEY, second, KEY + 2),
+    ] {
+        let own = MrpMember { qpn, ..member(1) };
+        to_leader(
+            &mut leader,
+            Nanos::ZERO,
+            &packet(key, MrpBody::Join(MCST_ID, own, None)),
+        );
+        let expected = Roll::Leader(BTreeMap::from([(ip(1), expected)]));
+        assert_eq!(leader.roll(), Some(expected), "{key} of {qpn:?}");
     }
 }
 
@@ -453,17 +551,18 @@ fn a_leader_calls_at_intervals_those_that_have_not_answered() {
     };
     assert_eq!(called(&mut leader, Nanos::ZERO), [ip(1), ip(2)]);
     assert!(called(&mut leader, before(REPEAT)).is_empty());
-    // Who is none of them, of another group or has another key does not answer.
-    for (number, body) in [
-        (KEY, give(MCST_ID, 0, 0, vec![], vec![])),
-        (KEY + 3, give(MCST_ID, 0, 3, vec![], vec![])),
-        (KEY + 1, give(OTHER, 0, 1, vec![], vec![])),
-        (KEY + 2, give(MCST_ID, 0, 1, vec![], vec![])),
+    // Who is none of them, of another group, or has another key or address does not answer.
+    for (from, number, body) in [
+        (LEADER, KEY, give(MCST_ID, 0, 0, vec![], vec![])),
+        (ip(3), KEY + 3, give(MCST_ID, 0, 3, vec![], vec![])),
+        (ip(1), KEY + 1, give(OTHER, 0, 1, vec![], vec![])),
+        (ip(1), KEY + 2, give(MCST_ID, 0, 1, vec![], vec![])),
+        (ip(2), KEY + 1, give(MCST_ID, 0, 1, vec![], vec![])),
     ] {
-        assert_eq!(leader.handle(&packet(number, body)), []);
+        assert_eq!(leader.handle(from, &packet(number, body)), []);
     }
     assert_eq!(called(&mut leader, REPEAT), [ip(1), ip(2)]);
-    leader.handle(&packet(KEY + 1, give(MCST_ID, 0, 1, vec![], vec![])));
+    leader.handle(ip(1), &packet(KEY + 1, give(MCST_ID, 0, 1, vec![], vec![])));
     assert_eq!(called(&mut leader, REPEAT + REPEAT), [ip(2)]);
     assert_eq!(leader.missing(), [2]);
 }
@@ -481,13 +580,13 @@ fn a_round_of_all_ends_with_the_last_gift() {
     assert_eq!(guest.handle_timeout(before(REPEAT)), []);
     let ask = packet(KEY + 1, asks[0].1.body.clone());
     // Its own gift and those of all receivers are needed, in this round.
-    leader.handle(&packet(KEY + 2, give(MCST_ID, 3, 2, vec![2], vec![])));
-    assert_eq!((leader.handle(&ask), leader.take()), (vec![], None));
-    leader.handle(&packet(KEY + 2, give(MCST_ID, 4, 2, vec![2], vec![])));
-    assert_eq!((leader.handle(&ask), leader.take()), (vec![], None));
+    leader.handle(ip(2), &packet(KEY + 2, give(MCST_ID, 3, 2, vec![2], vec![])));
+    assert_eq!((leader.handle(ip(1), &ask), leader.take()), (vec![], None));
+    leader.handle(ip(2), &packet(KEY + 2, give(MCST_ID, 4, 2, vec![2], vec![])));
+    assert_eq!((leader.handle(ip(1), &ask), leader.take()), (vec![], None));
     leader.begin(Nanos::ZERO, (4, 0), vec![0], &[]).expect("it fits");
     assert_eq!(leader.take(), Some(vec![]));
-    let answers = leader.handle(&ask);
+    let answers = leader.handle(ip(1), &ask);
     let whole = MrpGift {
         round: 4,
         rank: 0,
@@ -500,12 +599,17 @@ fn a_round_of_all_ends_with_the_last_gift() {
         let whole = whole.clone();
         vec![MrpGift { round, ..whole }]
     };
-    for (number, mcst_id, round) in [(KEY + 1, MCST_ID, 4), (KEY, OTHER, 4), (KEY, MCST_ID, 3)] {
-        guest.handle(&packet(number, MrpBody::Take(mcst_id, gifts(round))));
+    for (from, number, mcst_id, round) in [
+        (LEADER, KEY + 1, MCST_ID, 4),
+        (LEADER, KEY, OTHER, 4),
+        (LEADER, KEY, MCST_ID, 3),
+        (ip(2), KEY, MCST_ID, 4),
+    ] {
+        guest.handle(from, &packet(number, MrpBody::Take(mcst_id, gifts(round))));
         assert_eq!(guest.take(), None);
     }
     assert_eq!(guest.handle_timeout(REPEAT), asks);
-    guest.handle(&packet(KEY, MrpBody::Take(MCST_ID, gifts(4))));
+    guest.handle(LEADER, &packet(KEY, MrpBody::Take(MCST_ID, gifts(4))));
     assert_eq!(guest.take(), Some(vec![]));
     assert_eq!(guest.handle_timeout(REPEAT + REPEAT), []);
 }
@@ -522,12 +626,12 @@ fn gifts_come_in_the_order_in_which_they_were_asked_for() {
         bytes: vec![byte],
     };
     assert_eq!(guest.missing(), [2, 0]);
-    guest.handle(&packet(
-        KEY,
-        MrpBody::Take(MCST_ID, vec![gift(0, 10), gift(1, 11)]),
-    ));
+    guest.handle(
+        LEADER,
+        &packet(KEY, MrpBody::Take(MCST_ID, vec![gift(0, 10), gift(1, 11)])),
+    );
     assert_eq!((guest.missing(), guest.take()), (vec![2], None));
-    guest.handle(&packet(KEY, MrpBody::Take(MCST_ID, vec![gift(2, 12)])));
+    guest.handle(LEADER, &packet(KEY, MrpBody::Take(MCST_ID, vec![gift(2, 12)])));
     assert_eq!(
         (guest.missing(), guest.take()),
         (vec![], Some(vec![vec![12], vec![10]]))
@@ -541,13 +645,11 @@ fn an_answer_is_packed_into_as_few_packets_as_fit() {
         let mut leader = meeting_of(9);
         for rank in 1..=9 {
             let bytes = vec![0; if rank == 2 { last } else { 200 }];
-            leader.handle(&packet(
-                KEY + u32::from(rank),
-                give(MCST_ID, 0, rank, bytes, vec![]),
-            ));
+            let given = packet(KEY + u32::from(rank), give(MCST_ID, 0, rank, bytes, vec![]));
+            leader.handle(ip(u32::from(rank)), &given);
         }
         let wanted = (1..=9).collect();
-        let answers = leader.handle(&packet(KEY + 1, give(MCST_ID, 0, 1, vec![], wanted)));
+        let answers = leader.handle(ip(1), &packet(KEY + 1, give(MCST_ID, 0, 1, vec![], wanted)));
         let mut ranks = Vec::new();
         for (n, (_, answer)) in answers.iter().enumerate() {
             let length = answer.to_bytes().len();

@@ -53,34 +53,36 @@ impl Random {
     }
 }
 
-/// Packets on their way: to whom, and when.
+/// Packets on their way: when, from whom and to whom.
 struct Links {
     faults: Faults,
     random: Random,
-    way: Vec<(Nanos, Ipv4Addr, MrpPacket)>,
+    way: Vec<(Nanos, Ipv4Addr, Ipv4Addr, MrpPacket)>,
 }
 
 impl Links {
-    fn send(&mut self, now: Nanos, packets: Vec<(Ipv4Addr, MrpPacket)>) {
+    fn send(&mut self, now: Nanos, from: Ipv4Addr, packets: Vec<(Ipv4Addr, MrpPacket)>) {
         for (to, packet) in packets {
             let packet = MrpPacket::parse(&packet.to_bytes()).expect("a packet");
             let times = 1 + usize::from(self.random.below(100) < self.faults.repeat);
             for _ in 0..times {
                 if self.random.below(100) >= self.faults.loss {
                     let delay = Nanos::from_millis(self.random.below(self.faults.delay_ms + 1));
-                    self.way.push((now + delay, to, packet.clone()));
+                    self.way.push((now + delay, from, to, packet.clone()));
                 }
             }
         }
     }
 
-    fn arrived(&mut self, now: Nanos) -> Vec<(Ipv4Addr, MrpPacket)> {
+    fn arrived(&mut self, now: Nanos) -> Vec<(Ipv4Addr, Ipv4Addr, MrpPacket)> {
         let (due, later) = std::mem::take(&mut self.way)
             .into_iter()
             .partition(|(at, ..)| *at <= now);
         self.way = later;
-        let due: Vec<(Nanos, Ipv4Addr, MrpPacket)> = due;
-        due.into_iter().map(|(_, to, packet)| (to, packet)).collect()
+        let due: Vec<(Nanos, Ipv4Addr, Ipv4Addr, MrpPacket)> = due;
+        due.into_iter()
+            .map(|(_, from, to, packet)| (from, to, packet))
+            .collect()
     }
 }
 
@@ -143,11 +145,11 @@ fn meet(size: u16, faults: Faults) {
         for (rank, host) in (0..size).zip(&mut hosts) {
             let due = host.handle_timeout(now);
             assert!(rank == 0 || due.iter().all(|(to, _)| *to == LEADER));
-            links.send(now, due);
+            links.send(now, ip(rank), due);
         }
-        for (to, packet) in links.arrived(now) {
-            let answers = hosts[ranks[&to]].handle(&packet);
-            links.send(now, answers);
+        for (from, to, packet) in links.arrived(now) {
+            let answers = hosts[ranks[&to]].handle(from, &packet);
+            links.send(now, to, answers);
         }
         now += Nanos::from_millis(50);
     }
@@ -186,18 +188,18 @@ proptest! {
         leader.begin(Nanos::ZERO, (0, 0), vec![9], &[rank]).expect("it fits");
         let bytes = vec![1];
         let give = MrpBody::Give(MCST_ID, MrpGift { round: 0, rank, bytes }, vec![0]);
-        prop_assert_eq!(leader.handle(&MrpPacket { number: wrong, body: give.clone() }), vec![]);
+        prop_assert_eq!(leader.handle(ip(rank), &MrpPacket { number: wrong, body: give.clone() }), vec![]);
         prop_assert_eq!(leader.take(), None);
-        let answers = leader.handle(&MrpPacket { number: key(rank), body: give });
+        let answers = leader.handle(ip(rank), &MrpPacket { number: key(rank), body: give });
         prop_assert_eq!(answers.len(), 1);
         prop_assert_eq!(leader.take(), Some(vec![vec![1]]));
 
         let mut host = Meeting::new(Nanos::ZERO, MCST_ID, &roll(rank, 4), "", REPEAT);
         host.begin(Nanos::ZERO, (0, rank), vec![1], &[0]).expect("it fits");
         let (_, MrpPacket { body: take, .. }) = &answers[0];
-        host.handle(&MrpPacket { number: wrong, body: take.clone() });
+        host.handle(LEADER, &MrpPacket { number: wrong, body: take.clone() });
         prop_assert_eq!(host.take(), None);
-        host.handle(&MrpPacket { number: key(rank), body: take.clone() });
+        host.handle(LEADER, &MrpPacket { number: key(rank), body: take.clone() });
         prop_assert_eq!(host.take(), Some(vec![vec![9]]));
     }
 }
@@ -212,7 +214,8 @@ fn member(ip: Ipv4Addr, qpn: u32) -> MrpMember {
 
 fn receiver(rank: u16, key: u32) -> Receiver {
     let times = (REPEAT, Nanos::from_secs(60));
-    Receiver::new(Nanos::ZERO, MCST_ID, (member(ip(rank), 7), None), times).with_key(key)
+    let own = (member(ip(rank), 7), None);
+    Receiver::new(Nanos::ZERO, (MCST_ID, LEADER), own, times).with_key(key)
 }
 
 /// A leader of the first two receivers.
@@ -239,13 +242,13 @@ fn leader(patience: Nanos, refusals: Nanos) -> Leader {
 fn a_leader_calls_the_receivers_that_have_joined_it() {
     let mut leader = leader(Nanos::from_secs(1), Nanos::from_secs(1));
     let mut receivers = [receiver(1, 11), receiver(2, 12)];
-    for receiver in &mut receivers {
+    for (rank, receiver) in (1..).zip(&mut receivers) {
         assert_eq!(leader.roll(), None, "not all have joined");
         let join = receiver
             .handle_timeout(Nanos::ZERO)
             .expect("in time")
             .expect("a join");
-        leader.handle(Nanos::ZERO, &join);
+        leader.handle(Nanos::ZERO, ip(rank), &join);
     }
     let keys = BTreeMap::from([(ip(1), 11), (ip(2), 12)]);
     let roll = leader.roll().expect("all have joined");
@@ -253,17 +256,17 @@ fn a_leader_calls_the_receivers_that_have_joined_it() {
     let calls = Meeting::new(Nanos::ZERO, MCST_ID, &roll, "no switch", REPEAT).handle_timeout(Nanos::ZERO);
     assert_eq!(calls.len(), 2);
     for ((rank, (to, call)), receiver) in (1..).zip(calls).zip(&mut receivers) {
-        assert_eq!((to, receiver.handle(&call)), (ip(rank), None));
+        assert_eq!((to, receiver.handle(LEADER, &call)), (ip(rank), None));
         let (size, reason) = (3, "no switch".to_owned());
         let called = ReceiverError::Called(MrpCall { rank, size, reason });
         assert_eq!(receiver.handle_timeout(Nanos::ZERO), Err(called));
     }
-    // One that takes no calls is not called, and keeps the others from it.
-    let join = receiver(2, 0)
-        .handle_timeout(Nanos::ZERO)
-        .expect("in time")
-        .expect("a join");
-    leader.handle(Nanos::ZERO, &join);
+    // One that is started again and takes no calls is not called, and keeps the others from it.
+    let join = MrpPacket {
+        number: 0,
+        body: MrpBody::Join(MCST_ID, member(ip(2), 8), None),
+    };
+    leader.handle(Nanos::ZERO, ip(2), &join);
     assert_eq!(leader.roll(), None);
 }
 
@@ -285,17 +288,18 @@ fn a_registration_that_is_refused_for_long_fails() {
             .handle_timeout(Nanos::ZERO)
             .expect("in time")
             .expect("a join");
-        leader.handle(Nanos::ZERO, &join);
+        leader.handle(Nanos::ZERO, ip(rank), &join);
     }
     assert!(
         leader
             .handle_timeout(Nanos::ZERO)
             .is_ok_and(|packets| !packets.is_empty())
     );
-    leader.handle(seconds(1), &refuse);
+    leader.handle(seconds(1), MCST_ID.0, &refuse);
     let confirm = MrpBody::Confirm(MCST_ID, member(ip(1), 7));
     leader.handle(
         seconds(2),
+        ip(1),
         &MrpPacket {
             number: 1,
             body: confirm,
@@ -305,7 +309,7 @@ fn a_registration_that_is_refused_for_long_fails() {
         leader.handle_timeout(seconds(6)).is_ok(),
         "one has confirmed since"
     );
-    leader.handle(seconds(7), &refuse);
+    leader.handle(seconds(7), MCST_ID.0, &refuse);
     assert!(leader.handle_timeout(seconds(11)).is_ok());
     let error = leader
         .handle_timeout(seconds(12))
@@ -326,9 +330,9 @@ fn a_receiver_whose_group_is_withdrawn_waits_for_a_call() {
     let packet = |body| MrpPacket { number: 4, body };
     for key in [0, 11] {
         let mut receiver = receiver(1, key);
-        receiver.handle(&packet(MrpBody::Members(part, vec![member(ip(1), 7)])));
+        receiver.handle(LEADER, &packet(MrpBody::Members(part, vec![member(ip(1), 7)])));
         assert!(receiver.is_registered());
-        receiver.handle(&packet(MrpBody::Withdraw));
+        receiver.handle(LEADER, &packet(MrpBody::Withdraw));
         let seconds = |n| Nanos::from_secs(n);
         let ends = |receiver: &mut Receiver, at| {
             receiver.handle_timeout(seconds(at)) == Err(ReceiverError::Withdrawn)

@@ -203,13 +203,14 @@ impl Net {
             patience: Nanos::from_secs(60),
             refusals: Nanos::from_secs(60),
         };
+        let group = (MCST_ID, config.source.ip);
         let join = |name: &String| {
             // Who connects again has a new queue pair.
             let own = member(&topology, name, false);
             let qpn = Qpn::new(own.qpn.value() + ((number - 1) << 20));
             let own = MrpMember { qpn, ..own };
             let times = (Nanos::from_millis(100), Nanos::from_secs(60));
-            let receiver = Receiver::new(now, MCST_ID, (own, memory(&own)), times);
+            let receiver = Receiver::new(now, group, (own, memory(&own)), times);
             (name.clone(), receiver)
         };
         let receivers = receivers.iter().map(join).collect();
@@ -324,9 +325,12 @@ impl Net {
             return;
         }
         match to {
-            End::Host(name) if *name == self.source => self.leader.handle(self.now, &packet),
+            End::Host(name) if *name == self.source => {
+                self.leader.handle(self.now, datagram.from.0, &packet);
+            }
             End::Host(name) => {
-                let Some(answer) = self.receivers.get_mut(name).and_then(|r| r.handle(&packet)) else {
+                let receiver = self.receivers.get_mut(name);
+                let Some(answer) = receiver.and_then(|r| r.handle(datagram.from.0, &packet)) else {
                     return;
                 };
                 let leader = self.source.clone();

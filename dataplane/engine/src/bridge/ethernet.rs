@@ -57,7 +57,15 @@ impl Bridging<'_> {
         }
         // Only the switch next to a host sends it frames from a group address. A received one is a forgery.
         let source = address::source_behind(&ethernet, l3, frame.head());
-        if let Some((src, why)) = source.and_then(|src| Some((src, self.forgery(cx.ingress, src)?))) {
+        let forged = source.and_then(|src| {
+            let why = self.forgery(cx.ingress, src).or_else(|| {
+                let registration = self.own.config.registration.as_ref()?;
+                let packet = frame.head().get(l3..)?;
+                self.forged_registration(registration, (cx.now, cx.ingress), (src, packet))
+            });
+            Some((src, why?))
+        });
+        if let Some((src, why)) = forged {
             return cx.drop(Stage::Switch, DropReason::NotMember, || {
                 format!("source {src} is {why}")
             });

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use arrayvec::ArrayVec;
 use castnet_wire::datagram::PAYLOAD_MAX;
 use castnet_wire::ipv4::PROTOCOL_UDP;
+use castnet_wire::layout::{DST, PROTOCOL};
 use castnet_wire::{Datagram, DropReason, Ethernet, FrameBuf, Ipv4, Limit, Nanos, PortId, Udp};
 
 use crate::bridge::{Bridge, Bridging};
@@ -20,6 +21,14 @@ const FRAME_MAX: usize = Ethernet::LEN + 60 + Udp::LEN + PAYLOAD_MAX;
 const RATE: Limit = Limit::new(256, Nanos::from_micros(200));
 /// Packets that wait for control. A port may have as many there as are free: it takes half at most, and others find room.
 const QUEUE: usize = 128;
+
+/// Whether an IPv4 packet is for this UDP port. If the head of the frame ends before the port, as behind many tags, it may be.
+fn may_be_to(udp_port: u16, packet: &[u8]) -> bool {
+    let udp = packet.first().map_or(0, |first| usize::from(first & 0xF) * 4);
+    let is_udp = packet.get(PROTOCOL) == Some(&PROTOCOL_UDP);
+    let dport = packet.get(udp + 2..udp + 4);
+    is_udp && dport.is_none_or(|dport| dport == udp_port.to_be_bytes())
+}
 
 /// A registration packet: a whole frame with right checksums.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,6 +125,27 @@ impl Bridging<'_> {
             )
         });
         Verdict::Absorbed
+    }
+
+    /// Why a packet of MRP to a host does not have the source that it says: hosts believe that address.
+    pub(crate) fn forged_registration(
+        &self,
+        config: &RegistrationConfig,
+        (now, ingress): (Nanos, PortId),
+        (source, packet): (Ipv4Addr, &[u8]),
+    ) -> Option<&'static str> {
+        let dst = packet.get(DST).and_then(|dst| dst.first_chunk::<4>());
+        let is_to_group = dst.is_some_and(|dst| config.covers(Ipv4Addr::from(*dst)));
+        if is_to_group || !may_be_to(config.udp_port, packet) {
+            return None;
+        }
+        if config.covers(source) {
+            return Some("of a group, for which a switch speaks only to the hosts next to it");
+        }
+        let (neighbours, known) = (&self.own.neighbours, config.fabric.or(self.own.core_ports()));
+        let from_switch = known.contains(ingress) || neighbours.is_switch(ingress);
+        let port = neighbours.port(now, source)?;
+        (port != ingress && !from_switch).then_some("at another port by ARP, and MRP believes addresses")
     }
 
     fn may_register(&self, port: PortId) -> bool {

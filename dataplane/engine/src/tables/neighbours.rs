@@ -214,6 +214,16 @@ impl Neighbours {
         self.arp.get(now, key(ip)).map(|seen| seen.value.mac)
     }
 
+    /// The port of a host that was seen.
+    pub(crate) fn port(&self, now: Nanos, ip: Ipv4Addr) -> Option<PortId> {
+        self.arp.get(now, key(ip)).map(|seen| seen.port)
+    }
+
+    /// Whether LLDP shows a switch at a port.
+    pub(crate) fn is_switch(&self, port: PortId) -> bool {
+        self.lldp[port.index()].is_some()
+    }
+
     /// The host was asked.
     pub(crate) fn handle_asked(&mut self, now: Nanos, ip: Ipv4Addr) {
         if let Some(entry) = self.arp.get_mut(key(ip)) {

@@ -148,7 +148,7 @@ fn ethernet_addresses_share_the_table_by_port_where_it_is_full() {
     assert_eq!(events(&mut e), []);
 }
 
-fn lldp(port_name: &str, system: &str, ttl_secs: u16) -> Vec<u8> {
+pub(crate) fn lldp(port_name: &str, system: &str, ttl_secs: u16) -> Vec<u8> {
     let mut frame = vec![0; 512];
     let said = Lldp {
         chassis: LldpId::Text(system),

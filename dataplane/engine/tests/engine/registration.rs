@@ -1,5 +1,7 @@
 //! Registration packets of MRP: which ones control gets, and that all others are frames like any other or are counted.
 
+use core::net::Ipv4Addr;
+
 use castnet_engine::{Engine, EngineConfig, PortSet, RegistrationConfig};
 use castnet_wire::mrp::DEFAULT_PORT;
 use castnet_wire::{Datagram, DropReason, Nanos};
@@ -15,6 +17,7 @@ fn registering_at(ports: &[usize]) -> Engine {
     let registration = RegistrationConfig {
         udp_port: DEFAULT_PORT,
         ports: ports.iter().map(|n| port(*n)).collect::<PortSet>(),
+        fabric: PortSet::default(),
         pool: vec!["10.200.0.0/16".parse().unwrap()],
     };
     Engine::new(EngineConfig {
@@ -61,10 +64,96 @@ fn control_gets_a_packet_as_it_is() {
     assert_conserved(&e);
 }
 
+/// Hosts 0 and 1 are known at their ports.
+fn meet(e: &mut Engine) {
+    feed(e, T0, 0, &arp_request(0, host_ip(1)));
+    feed(e, T0, 1, &arp_request(1, host_ip(0)));
+}
+
+/// To host 1, by port `n`.
+fn to_host(n: usize, source: Ipv4Addr, udp_port: u16) -> Vec<u8> {
+    let datagram = Datagram {
+        macs: (peer_mac(1), peer_mac(n)),
+        from: (source, udp_port),
+        to: (host_ip(1), udp_port),
+        payload: &[7; 100],
+    };
+    datagram.to_frame()
+}
+
+/// Hosts believe the source address of MRP packets.
+#[test]
+fn a_packet_to_a_host_comes_in_where_arp_has_seen_its_source() {
+    const MRP: u16 = DEFAULT_PORT;
+    let (known, unknown, group) = (host_ip(0), host_ip(7), Ipv4Addr::from(GROUP));
+    for (ingress, source, udp_port, tags, length, is_forged) in [
+        (0, known, MRP, 0, 142, false),
+        (2, known, MRP, 0, 142, true),
+        (2, known, MRP, 1, 142, true),
+        (2, known, MRP, 25, 142, true),
+        // The head ends before the port.
+        (2, known, MRP, 0, 36, true),
+        (2, known, MRP + 1, 0, 142, false),
+        (2, unknown, MRP, 0, 142, false),
+        (0, group, MRP, 0, 142, true),
+        (2, group, MRP + 1, 0, 142, false),
+    ] {
+        let mut e = registering();
+        meet(&mut e);
+        let mut frame = to_host(ingress, source, udp_port);
+        frame.truncate(length);
+        for _ in 0..tags {
+            frame.splice(12..12, [0x81, 0, 0, 0]);
+        }
+        let sent = feed(&mut e, T0, ingress, &frame);
+        let ports: Vec<usize> = sent.iter().map(|(n, _)| *n).collect();
+        let forged = dropped(&e, ingress, DropReason::NotMember);
+        let expected = if is_forged { (vec![], 1) } else { (vec![1], 0) };
+        assert_eq!(
+            (ports, forged),
+            expected,
+            "{source} by port {ingress} to UDP port {udp_port}, {tags} tags, {length} bytes"
+        );
+        assert_conserved(&e);
+    }
+}
+
+/// Packets of hosts behind other switches may take another path than ARP. The switches next to these hosts check them.
+#[test]
+fn a_port_to_a_switch_brings_packets_of_hosts_that_arp_has_seen_elsewhere() {
+    let (none, uplink) = (PortSet::default(), PortSet::from_iter([port(2)]));
+    for (fabric, core_ports, is_lldp, is_uplink) in [
+        (none, none, false, false),
+        (uplink, none, false, true),
+        (none, uplink, false, true),
+        (none, none, true, true),
+    ] {
+        let mut config = registering().config().clone();
+        config.core_ports = core_ports;
+        config.registration.as_mut().unwrap().fabric = fabric;
+        let mut e = Engine::new(config).unwrap();
+        meet(&mut e);
+        if is_lldp {
+            feed(&mut e, T0, 2, &crate::floods::lldp("p1", "s2", 120));
+        }
+        let sent = feed(&mut e, T0, 2, &to_host(2, host_ip(0), DEFAULT_PORT));
+        assert_eq!(
+            sent.len(),
+            usize::from(is_uplink),
+            "{fabric:?} {core_ports:?} {is_lldp}"
+        );
+        // Between a switch and its host there is no other switch.
+        assert_eq!(feed(&mut e, T0, 2, &to_host(2, GROUP.into(), DEFAULT_PORT)), []);
+        assert_conserved(&e);
+    }
+}
+
 /// What an ordinary switch floods to this one is for another switch.
 #[test]
 fn a_packet_to_another_ethernet_address_is_switched() {
     let mut e = registering();
+    // Wherever ARP has seen its source: the other switch checks it.
+    feed(&mut e, T0, 1, &arp_request(0, host_ip(1)));
     let mut frame = packet(0, GROUP, DEFAULT_PORT);
     frame[..6].copy_from_slice(&peer_mac(2).0);
     let ports: Vec<usize> = feed(&mut e, T0, 0, &frame)

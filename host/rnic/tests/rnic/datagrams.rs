@@ -26,7 +26,10 @@ fn they_wait_for_the_next_hop_and_reach_every_user_of_their_port() {
     net.iterate(20);
     for receiver in &receivers[..2] {
         for payload in &sent {
-            assert_eq!(receiver.receive(NO_WAIT).as_deref(), Some(&payload[..]));
+            assert_eq!(
+                receiver.receive(NO_WAIT),
+                Some((IPS[0], payload.clone().into_boxed_slice()))
+            );
         }
     }
     assert!(
@@ -53,7 +56,7 @@ fn a_host_that_does_not_answer_delays_no_others() {
     }
     net.iterate(20);
     let received: Vec<u8> = std::iter::from_fn(|| receiver.receive(NO_WAIT))
-        .map(|payload| payload[0])
+        .map(|(_, payload)| payload[0])
         .collect();
     assert_eq!(received, (0..100).collect::<Vec<u8>>());
     // Those that nobody takes are dropped once ARP has given up, and make room.
@@ -109,5 +112,6 @@ fn what_is_damaged_or_for_others_is_dropped() {
     }
     wire.send(&mut Batch::from_iter(pool.copy_from(&right)));
     rnic.poll(Nanos(1)).unwrap();
-    assert_eq!(user.receive(NO_WAIT).as_deref(), Some(&b"registration"[..]));
+    let expected: Box<[u8]> = Box::from(&b"registration"[..]);
+    assert_eq!(user.receive(NO_WAIT), Some((IPS[1], expected)));
 }
