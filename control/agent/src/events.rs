@@ -153,10 +153,6 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
         entries: entries as u64,
         port: port_to_proto(port),
     };
-    let rule_of = |(mcst_id, generation)| {
-        let rule = dataplane.rule(mcst_id);
-        rule.filter(|r| r.generation == generation)
-    };
     match kind {
         EventKind::PathStalled {
             mcst_id,
@@ -165,7 +161,7 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             since,
             tries,
         } => {
-            let (group, port, next_hop) = names(rule_of((mcst_id, generation)), endpoint);
+            let (group, port, next_hop) = names(dataplane, (mcst_id, generation), endpoint);
             let (ack_psn, syndrome) = last_feedback(dataplane, mcst_id, endpoint).unwrap_or_default();
             Event::PathStalled(v1::PathStalled {
                 mcst_id: mcst_id.to_string(),
@@ -182,7 +178,9 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
         }
         EventKind::BaselineLearned { mcst_id, psn } => Event::BaselineLearned(v1::BaselineLearned {
             mcst_id: mcst_id.to_string(),
-            group: dataplane.rule(mcst_id).map(|rule| rule.name).unwrap_or_default(),
+            group: dataplane
+                .read_rule(mcst_id, |rule| rule.name.clone())
+                .unwrap_or_default(),
             psn: psn.value(),
         }),
         EventKind::PathJoined {
@@ -191,7 +189,7 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             endpoint,
             psn,
         } => {
-            let (group, port, next_hop) = names(rule_of((mcst_id, generation)), endpoint);
+            let (group, port, next_hop) = names(dataplane, (mcst_id, generation), endpoint);
             Event::PathJoined(v1::PathJoined {
                 mcst_id: mcst_id.to_string(),
                 group,
@@ -206,7 +204,7 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             generation,
             endpoint,
         } => {
-            let (group, port, next_hop) = names(rule_of((mcst_id, generation)), endpoint);
+            let (group, port, next_hop) = names(dataplane, (mcst_id, generation), endpoint);
             Event::SourcesCompete(v1::SourcesCompete {
                 mcst_id: mcst_id.to_string(),
                 group,
@@ -221,7 +219,7 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             endpoint,
             syndrome,
         } => {
-            let (group, port, next_hop) = names(rule_of((mcst_id, generation)), endpoint);
+            let (group, port, next_hop) = names(dataplane, (mcst_id, generation), endpoint);
             Event::MemberFailed(v1::MemberFailed {
                 mcst_id: mcst_id.to_string(),
                 group,
@@ -239,22 +237,25 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             psn,
             since,
         } => {
-            let rule = rule_of((mcst_id, generation));
-            let endpoints = rule.iter().flat_map(|rule| &rule.endpoints);
-            let waited = (0..).map_while(EndpointId::new).zip(endpoints);
-            let waited = waited.filter(|(id, _)| waiting_for.contains(*id));
-            let waited: Vec<&Endpoint> = waited.map(|(_, endpoint)| endpoint).collect();
-            let ports: BTreeSet<PortId> = waited.iter().map(|e| e.port).collect();
+            let read = |rule: &GroupRule| {
+                let waited = (0..).map_while(EndpointId::new).zip(&rule.endpoints);
+                let waited = waited.filter(|(id, _)| waiting_for.contains(*id));
+                let waited: Vec<&Endpoint> = waited.map(|(_, endpoint)| endpoint).collect();
+                let ports: BTreeSet<PortId> = waited.iter().map(|e| e.port).collect();
+                v1::CollectiveStalled {
+                    group: rule.name.clone(),
+                    ports: ports.into_iter().map(port_to_proto).collect(),
+                    next_hops: waited.iter().map(|e| e.next_hop.name().to_string()).collect(),
+                    ranks: waited.iter().flat_map(|e| collective::ranks(e)).collect(),
+                    ..Default::default()
+                }
+            };
             Event::CollectiveStalled(v1::CollectiveStalled {
                 mcst_id: mcst_id.to_string(),
-                group: rule.as_ref().map(|r| r.name.clone()).unwrap_or_default(),
-                ports: ports.into_iter().map(port_to_proto).collect(),
-                next_hops: waited.iter().map(|e| e.next_hop.name().to_string()).collect(),
-                ranks: waited.iter().flat_map(|e| collective::ranks(e)).collect(),
                 psn: psn.value(),
                 for_ns: at.since(since).0,
                 generation,
-                ..Default::default()
+                ..of_rule(dataplane, (mcst_id, generation), read)
             })
         }
         EventKind::RankRefused {
@@ -264,16 +265,17 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             sequence,
             why,
         } => {
-            let rule = rule_of((mcst_id, generation));
-            let endpoint = rule.as_ref().and_then(|r| r.endpoints.get(usize::from(endpoint)));
+            let ((group, port, next_hop), rank) = of_rule(dataplane, (mcst_id, generation), |rule| {
+                let found = rule.endpoints.get(usize::from(endpoint));
+                let rank = found.and_then(|e| collective::ranks(e).first().copied());
+                (names_in(rule, endpoint), rank)
+            });
             Event::RankRefused(v1::RankRefused {
                 mcst_id: mcst_id.to_string(),
-                port: endpoint.map(|e| port_to_proto(e.port)).unwrap_or_default(),
-                next_hop: endpoint
-                    .map(|e| e.next_hop.name().to_string())
-                    .unwrap_or_default(),
-                rank: endpoint.and_then(|e| collective::ranks(e).first().copied()),
-                group: rule.map(|r| r.name).unwrap_or_default(),
+                port,
+                next_hop,
+                rank,
+                group,
                 generation,
                 sequence,
                 rule: Some(match why {
@@ -297,14 +299,15 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             generation,
             control,
         } => {
-            let rule = rule_of((mcst_id, generation));
-            let miscounting = rule.as_ref().map(|r| collective::miscounting(&control, r.pmtu));
+            let (group, miscounting_ranks) = of_rule(dataplane, (mcst_id, generation), |rule| {
+                (rule.name.clone(), collective::miscounting(&control, rule.pmtu))
+            });
             Event::CollectiveConflict(v1::CollectiveConflict {
                 mcst_id: mcst_id.to_string(),
-                group: rule.map(|r| r.name).unwrap_or_default(),
+                group,
                 generation,
                 disagreement: disagreement_to_proto(&control),
-                miscounting_ranks: miscounting.unwrap_or_default(),
+                miscounting_ranks,
             })
         }
         EventKind::NeighbourAppeared(n) | EventKind::NeighbourChanged(n) => neighbour(n, false),
@@ -322,14 +325,25 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
     }
 }
 
-fn names(rule: Option<GroupRule>, endpoint: u16) -> (String, u32, String) {
-    let Some(rule) = rule else {
-        return Default::default();
-    };
+/// What `read` finds in this generation of a group's rule; the default if it is not installed any more.
+fn of_rule<T: Default>(
+    dataplane: &Dataplane,
+    (mcst_id, generation): (McstId, u64),
+    read: impl FnOnce(&GroupRule) -> T,
+) -> T {
+    let read = |rule: &GroupRule| (rule.generation == generation).then(|| read(rule));
+    dataplane.read_rule(mcst_id, read).flatten().unwrap_or_default()
+}
+
+fn names(dataplane: &Dataplane, of: (McstId, u64), endpoint: u16) -> (String, u32, String) {
+    of_rule(dataplane, of, |rule| names_in(rule, endpoint))
+}
+
+fn names_in(rule: &GroupRule, endpoint: u16) -> (String, u32, String) {
     let endpoint = rule.endpoints.get(usize::from(endpoint));
     let named = endpoint.map(|e| (port_to_proto(e.port), e.next_hop.name().to_string()));
     let (port, next_hop) = named.unwrap_or_default();
-    (rule.name, port, next_hop)
+    (rule.name.clone(), port, next_hop)
 }
 
 /// AckPSN of a path and the syndrome of its refusal, as far as they are known.

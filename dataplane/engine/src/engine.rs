@@ -298,7 +298,7 @@ impl Engine {
         }
     }
 
-    /// Events lost because the queue was full.
+    /// Events lost because the queue was full, or traffic of a port caused too many.
     pub fn events_lost(&self) -> u64 {
         self.services.events.lost()
     }

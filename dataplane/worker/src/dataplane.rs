@@ -259,8 +259,13 @@ impl Dataplane {
 
     /// `None` if there is no such group.
     pub fn rule(&self, mcst_id: McstId) -> Option<GroupRule> {
+        self.read_rule(mcst_id, GroupRule::clone)
+    }
+
+    /// Result of `read` for the rule of a group. `None` if there is no such group.
+    pub fn read_rule<T>(&self, mcst_id: McstId, read: impl FnOnce(&GroupRule) -> T) -> Option<T> {
         let state = self.shared.state.lock();
-        state.groups.get(&mcst_id).map(|g| g.rule.clone())
+        state.groups.get(&mcst_id).map(|g| read(&g.rule))
     }
 
     /// The rule and status of one group. Returns `None` if there is no such group.

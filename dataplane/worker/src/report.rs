@@ -34,7 +34,7 @@ counters! {
         groups_in,
         /// Groups moved away from this worker.
         groups_out,
-        /// Events, traces and captured frames lost because a queue in the engine was full.
+        /// Events, traces and captured frames lost because a queue in the engine was full, or a port caused too many events.
         lost,
     }
 }

@@ -91,7 +91,8 @@ pub enum EventKind {
         /// Time at which a packet was last finished.
         since: Nanos,
     },
-    /// A packet of a rank breaks a rule of the collective group, and is dropped.
+    /// A packet of a rank breaks a rule of the collective group, and is dropped. Reported once for each rank, and 16 times at once and four times
+    /// a second for each port.
     RankRefused {
         /// The group.
         mcst_id: McstId,
@@ -150,23 +151,48 @@ pub enum EventKind {
     },
 }
 
-/// Rate limit for each port: a burst of 16, then one each 250 ms.
-const NEIGHBOURS: Limit = Limit::new(16, Nanos::from_millis(250));
+/// Events that traffic can cause at will. Each share has a rate limit of its own at each port, so that events of other shares use up nothing
+/// of it. Failures have one because they say which member of a group is gone.
+#[derive(Clone, Copy)]
+enum Share {
+    Neighbours,
+    Stalls,
+    Failures,
+    Others,
+}
+
+impl Share {
+    fn of(kind: &EventKind) -> Self {
+        match kind {
+            EventKind::NeighbourAppeared(_)
+            | EventKind::NeighbourChanged(_)
+            | EventKind::NeighbourGone(_)
+            | EventKind::AddressClaimed { .. } => Self::Neighbours,
+            EventKind::CollectiveStalled { .. } => Self::Stalls,
+            EventKind::MemberFailed { .. } => Self::Failures,
+            _ => Self::Others,
+        }
+    }
+}
+
+/// Rate limit of a share of a port: a burst of 16, then one each 250 ms.
+const FEW: Limit = Limit::new(16, Nanos::from_millis(250));
 /// The same for stalls of collective groups that wait for somebody at the port: a burst of 256, then one each 4 ms. Those of paths of multicast
 /// groups have no such limit: a receiver is put out because of them.
 const STALLS: Limit = Limit::new(256, Nanos::from_millis(4));
+/// By [`Share`].
+const SHARES: [Limit; 4] = [FEW, STALLS, FEW, FEW];
 
-/// If it is full, further events are only counted. Any host can cause neighbour events at the speed of its link, and stalls in as many groups
-/// as it has: they are rate-limited for each port, and use at most half of the queue, so that they displace neither other events nor those of
-/// another port.
+/// If it is full, further events are only counted. Any host can cause neighbour events at the speed of its link, and other events in as many
+/// groups as it has: they are rate-limited for each port, and use at most half of the queue, so that they displace neither other events nor
+/// those of another port.
 #[derive(Clone, Debug)]
 pub(crate) struct Events {
     queue: VecDeque<EngineEvent>,
     capacity: usize,
     lost: u64,
-    neighbours: Box<[Limit; PortId::COUNT]>,
     unreported: Box<[u64; PortId::COUNT]>,
-    stalls: Box<[Limit; PortId::COUNT]>,
+    limits: Box<[[Limit; SHARES.len()]; PortId::COUNT]>,
 }
 
 impl Events {
@@ -175,9 +201,8 @@ impl Events {
             queue: VecDeque::with_capacity(capacity),
             capacity,
             lost: 0,
-            neighbours: Box::new([NEIGHBOURS; PortId::COUNT]),
             unreported: Box::new([0; PortId::COUNT]),
-            stalls: Box::new([STALLS; PortId::COUNT]),
+            limits: Box::new([SHARES; PortId::COUNT]),
         }
     }
 
@@ -189,23 +214,47 @@ impl Events {
         }
     }
 
-    /// Reports a change of a neighbour, within the rate limit.
-    pub(crate) fn neighbour(&mut self, at: Nanos, port: PortId, kind: EventKind) {
-        let limit = &mut self.neighbours[port.index()];
-        if self.queue.len() < self.capacity / 2 && limit.next(at) <= at {
-            limit.take(at);
+    /// Reports an event that traffic of a port can cause at will, within the rate limit of its share. The others are counted: changes of
+    /// neighbours for [`EventKind::NeighboursUnreported`], stalls by their groups.
+    pub(crate) fn of_port(&mut self, at: Nanos, port: PortId, kind: EventKind) {
+        let share = Share::of(&kind);
+        let limit = &mut self.limits[port.index()][share as usize];
+        if self.queue.len() < self.capacity / 2 && limit.allows(at) {
             self.push(at, kind);
-        } else {
-            self.unreported[port.index()] += 1;
+            return;
+        }
+        match share {
+            Share::Neighbours => self.unreported[port.index()] += 1,
+            Share::Stalls => {}
+            Share::Failures | Share::Others => self.lost += 1,
         }
     }
 
-    /// Reports that a group waits for an endpoint, within the rate limit of its port. The counters of the group have the others.
-    pub(crate) fn stall(&mut self, at: Nanos, rule: &GroupRule, endpoint: usize, kind: EventKind) {
+    /// The same for an endpoint of a group.
+    pub(crate) fn of_endpoint(&mut self, at: Nanos, rule: &GroupRule, endpoint: usize, kind: EventKind) {
         let port = rule.endpoints.get(endpoint).map(|endpoint| endpoint.port);
-        let limit = &mut self.stalls[port.unwrap_or_default().index()];
-        if self.queue.len() < self.capacity / 2 && limit.allows(at) {
-            self.push(at, kind);
+        self.of_port(at, port.unwrap_or_default(), kind);
+    }
+
+    /// Reports that a member has failed. The first failure of a group and generation may use the whole queue: the controller ends a generation
+    /// of a collective group because of it.
+    pub(crate) fn failure(
+        &mut self,
+        at: Nanos,
+        rule: &GroupRule,
+        endpoint: usize,
+        syndrome: u8,
+        is_first: bool,
+    ) {
+        let kind = EventKind::MemberFailed {
+            mcst_id: rule.mcst_id,
+            generation: rule.generation,
+            endpoint: endpoint as u16,
+            syndrome,
+        };
+        match is_first {
+            true => self.push(at, kind),
+            false => self.of_endpoint(at, rule, endpoint, kind),
         }
     }
 
@@ -249,11 +298,11 @@ mod tests {
             })
         };
         for at in 0..1000 {
-            events.neighbour(Nanos(at), p0, change(p0));
-            events.neighbour(Nanos(at), p1, change(p1));
+            events.of_port(Nanos(at), p0, change(p0));
+            events.of_port(Nanos(at), p1, change(p1));
         }
         // Half of the queue is reserved for other events, so the flood of the third port gets nothing.
-        events.neighbour(Nanos(1000), p2, change(p2));
+        events.of_port(Nanos(1000), p2, change(p2));
         let full = EventKind::FdbFull { entries: 1, port: p0 };
         (0..20).for_each(|_| events.push(Nanos(1000), full));
         assert_eq!(events.lost(), 0);
@@ -269,9 +318,9 @@ mod tests {
             [unreported(p0, 990), unreported(p1, 990), unreported(p2, 1)]
         );
         // The first port has six left of its sixteen, and one more every quarter of a second.
-        (0..50).for_each(|_| events.neighbour(Nanos(2000), p0, change(p0)));
+        (0..50).for_each(|_| events.of_port(Nanos(2000), p0, change(p0)));
         assert_eq!(core::iter::from_fn(|| events.pop()).count(), 6);
-        events.neighbour(Nanos::from_millis(251), p0, change(p0));
+        events.of_port(Nanos::from_millis(251), p0, change(p0));
         assert_eq!(core::iter::from_fn(|| events.pop()).count(), 1);
     }
 }

@@ -98,7 +98,7 @@ fn host(key: u64, sighting: &Sighting) -> Neighbour {
 }
 
 fn report_gone(now: Nanos, neighbour: Neighbour, events: &mut Events) {
-    events.neighbour(now, neighbour.port, EventKind::NeighbourGone(neighbour));
+    events.of_port(now, neighbour.port, EventKind::NeighbourGone(neighbour));
 }
 
 #[derive(Clone, Debug)]
@@ -139,7 +139,7 @@ impl Neighbours {
             Some(_) => EventKind::NeighbourChanged(heard),
             None => EventKind::NeighbourAppeared(heard),
         };
-        events.neighbour(heard.seen, heard.port, kind);
+        events.of_port(heard.seen, heard.port, kind);
         !leaves
     }
 
@@ -169,7 +169,7 @@ impl Neighbours {
                     seen: now,
                 };
                 return is_due.then(|| {
-                    events.neighbour(now, port, EventKind::AddressClaimed { claim, at });
+                    events.of_port(now, port, EventKind::AddressClaimed { claim, at });
                     ask(ip, &old)
                 });
             }
@@ -200,9 +200,9 @@ impl Neighbours {
             seen: now,
         };
         match before {
-            None => events.neighbour(now, port, EventKind::NeighbourAppeared(new)),
+            None => events.of_port(now, port, EventKind::NeighbourAppeared(new)),
             Some(old) if (old.value.mac, old.port) != (mac, port) => {
-                events.neighbour(now, port, EventKind::NeighbourChanged(new));
+                events.of_port(now, port, EventKind::NeighbourChanged(new));
             }
             Some(_) => {}
         }

@@ -3,11 +3,15 @@
 use core::net::Ipv4Addr;
 use std::sync::Arc;
 
+use crate::collective::job;
+use crate::common::collective::*;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Engine, EngineConfig, EventKind, Members, Neighbour, Said};
 use castnet_wire::build::{emit_arp, emit_lldp};
-use castnet_wire::{Arp, Lldp, LldpId, MacAddr, Nanos};
+use castnet_wire::{
+    Arp, Call, CallFlags, DataType, Lldp, LldpId, MacAddr, McstId, NakCode, Nanos, Primitive, Syndrome,
+};
 
 /// An unknown host.
 fn stranger(n: u32) -> (MacAddr, Ipv4Addr) {
@@ -200,6 +204,53 @@ fn neighbours_that_come_and_go_get_five_answers_at_once_and_then_one_a_second() 
     assert!(at(1).count() < 60);
     assert_eq!(e.events_lost(), 0);
     assert_conserved(&e);
+}
+
+/// A rank at port 1 breaks a rule of each of 40 groups.
+#[test]
+fn refusals_of_many_groups_at_one_port_displace_no_failures() {
+    let mut e = Engine::new(EngineConfig {
+        events_max: 32,
+        ..config(4)
+    })
+    .unwrap();
+    install(&mut e, &star(3));
+    feed(&mut e, T0, 0, &send(100, &[1; 64]));
+    let jobs = [job(Primitive::AllReduce, DataType::F32, 0, 64, 2, 1)];
+    let call = Call {
+        flags: CallFlags::REPRODUCIBLE,
+        ..jobs[0].call()
+    };
+    for n in 1..=40 {
+        let mut rule = collective_star(2);
+        rule.name = format!("job{n}");
+        rule.mcst_id = McstId(Ipv4Addr::new(10, 9, 1, n));
+        install_collective(&mut e, &rule);
+        let mut rank = Rank::new(1, T0, &jobs);
+        (rank.mcst_id, rank.packets[0]) = (rule.mcst_id, control(0, 1, call));
+        feed(&mut e, T0, 1, &rank.frame(0));
+    }
+    // The first failure of a group may use the whole queue, the second one only half of it.
+    let fatal = Syndrome::Nak(NakCode::RemoteOperationalError);
+    for member in [2, 3] {
+        feed(&mut e, T0, member, &ack(member, 100, 0, fatal));
+    }
+    let told = |e: &mut Engine| {
+        let told = events(e);
+        let failed: Vec<u16> = told
+            .iter()
+            .filter_map(|kind| match kind {
+                EventKind::MemberFailed { endpoint, .. } => Some(*endpoint),
+                _ => None,
+            })
+            .collect();
+        (told.len() - failed.len(), failed)
+    };
+    assert_eq!(told(&mut e), (16, vec![2]));
+    assert_eq!(e.events_lost(), 24 + 1);
+    // A failure at the port of the refusals has a limit of its own.
+    feed(&mut e, T0, 1, &ack(1, 100, 0, fatal));
+    assert_eq!(told(&mut e), (0, vec![1]));
 }
 
 #[test]

@@ -1,14 +1,15 @@
 //! What is derived from the facts, kept as long as it is true. A change of a switch or of a host that the file has is
 //! taken over into the topology; other changes make it anew when it is next needed.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::mem::replace;
+use std::net::Ipv4Addr;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use castnet_topology::{End, Topology};
 
-use super::{Facts, HostRecord, Place, Reach, Sightings, SwitchReport};
+use super::{Facts, HostRecord, NeighbourReport, Place, Reach, Sightings, SwitchReport, Who};
 
 /// Changes of single hosts that are known one by one.
 const MOVED_MAX: usize = 4096;
@@ -111,19 +112,13 @@ impl Fabric {
         before
     }
 
-    /// Takes in the report of a switch, which can be reached. Returns whether anything is new but ages that decide nothing.
+    /// Takes in the report of a switch, which can be reached. Returns whether anything is new but ages that decide nothing, and hosts that
+    /// nobody knows.
     pub(crate) fn report(&mut self, switch: &str, report: SwitchReport) -> bool {
         let before = self.set_reach(switch, Reach::Up);
         let known = &mut self.facts.switches.entry(switch.into()).or_default().1;
         let old = replace(known, report);
-        let neighbours = |report: &SwitchReport| -> Vec<_> {
-            let each = report.neighbours.iter();
-            each.map(|n| (n.port, n.who.clone())).collect()
-        };
         let ages = known.neighbours != old.neighbours;
-        // If no age has decided anything, only the sightings themselves are new.
-        let by_age = ages && self.sightings.get().is_some_and(Sightings::are_decided_by_age);
-        let seen = by_age || neighbours(known) != neighbours(&old);
         let ports = known.ports != old.ports;
         // LLDP names ports: with other names, links and sightings differ.
         let names = |report: &SwitchReport| -> Vec<_> {
@@ -131,6 +126,9 @@ impl Fabric {
             each.map(|(number, port)| (*number, port.name.clone())).collect()
         };
         let names = names(known) != names(&old);
+        // If no age has decided anything, only the sightings themselves are new.
+        let by_age = ages && self.sightings.get().is_some_and(Sightings::are_decided_by_age);
+        let seen = by_age || ages && self.facts.sees_others(switch, &old);
         if ages || names {
             self.sightings.take();
         }
@@ -188,6 +186,41 @@ impl Fabric {
 }
 
 impl Facts {
+    /// Whether the neighbours of a switch that place somebody are others than in the report before. Hosts that are not known place nobody:
+    /// anybody can make them up. [`Fabric::set_host`] doubts the topology when they become known.
+    fn sees_others(&self, switch: &str, before: &SwitchReport) -> bool {
+        fn who(neighbour: &NeighbourReport) -> (u8, &Who) {
+            (neighbour.port, &neighbour.who)
+        }
+        let Some((_, now)) = self.switches.get(switch) else {
+            return false;
+        };
+        if now
+            .neighbours
+            .iter()
+            .map(who)
+            .eq(before.neighbours.iter().map(who))
+        {
+            return false;
+        }
+        let ips: HashSet<Ipv4Addr> = self.hosts.values().map(|host| host.ip).collect();
+        let macs: HashSet<[u8; 6]> = self.hosts.values().map(|host| host.mac).collect();
+        // Of switches, the first report counts; of hosts, the order says nothing.
+        let switches = |report: &SwitchReport| -> Vec<(u8, Who)> {
+            let each = report.neighbours.iter().map(|n| (n.port, n.who.clone()));
+            each.filter(|(_, who)| matches!(who, Who::Switch { .. }))
+                .collect()
+        };
+        let hosts = |report: &SwitchReport| -> BTreeSet<(u8, Ipv4Addr, [u8; 6])> {
+            let each = report.neighbours.iter().filter_map(|n| match n.who {
+                Who::Host { ip, mac } if ips.contains(&ip) || macs.contains(&mac) => Some((n.port, ip, mac)),
+                _ => None,
+            });
+            each.collect()
+        };
+        switches(now) != switches(before) || hosts(now) != hosts(before)
+    }
+
     /// The same as [`Facts::topology`], made from a copy of the file, which shares with it all that no report changes.
     /// `None`: there is no file, or it lacks a switch, a host or the place of a host.
     fn topology_of_file(&self) -> Option<Topology> {
@@ -250,7 +283,7 @@ impl Facts {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{NeighbourReport, PortReport, Who};
+    use super::super::PortReport;
     use super::*;
 
     /// What happens to the facts.
@@ -389,6 +422,61 @@ mod tests {
         }
     }
 
+    /// A report of hosts: the port of each, and the last bytes of its IP and Ethernet addresses.
+    fn arp_seen(hosts: &[(u8, u8, u8)]) -> SwitchReport {
+        let host = |&(port, ip, mac): &(u8, u8, u8)| {
+            let (ip, mac) = ([10, 9, 0, ip].into(), [2, 9, 0, 0, 0, mac]);
+            let who = Who::Host { ip, mac };
+            NeighbourReport { port, age_ns: 0, who }
+        };
+        let port = |number| {
+            let mac = [2, 7, 0, 0, 0, number];
+            let name = format!("p{number}");
+            let port = PortReport {
+                name,
+                mac,
+                mtu: 9000,
+                up: true,
+            };
+            (number, port)
+        };
+        SwitchReport {
+            ports: [3, 4].map(port).into(),
+            neighbours: hosts.iter().map(host).collect(),
+        }
+    }
+
+    /// One host could have it made anew all the time.
+    #[test]
+    fn arp_of_hosts_that_nobody_knows_makes_no_topology() {
+        let record = |n: u8| HostRecord {
+            name: format!("h{n}"),
+            ip: [10, 9, 0, n].into(),
+            mac: [2, 9, 0, 0, 0, n],
+        };
+        let mut fabric = Fabric::new(Facts::new(None, (0..3).map(switch), [record(1)]));
+        let port_of = |fabric: &Fabric, host| fabric.topology().attachment(host).map(|(_, _, port)| port);
+        fabric.report("leaf0", arp_seen(&[]));
+        let (first, version) = (fabric.topology(), fabric.version);
+        for made_up in [&[(3, 7, 7)][..], &[(4, 8, 8), (3, 9, 9)], &[(3, 9, 9)]] {
+            assert!(!fabric.report("leaf0", arp_seen(made_up)));
+        }
+        assert!(Arc::ptr_eq(&first, &fabric.topology()));
+        assert_eq!(fabric.version, version);
+        // Who was seen before is there as soon as it is known.
+        assert_eq!(port_of(&fabric, "h9"), None);
+        fabric.set_host("h9", Some(record(9)));
+        assert_eq!(port_of(&fabric, "h9"), Some(3));
+        assert!(fabric.report("leaf0", arp_seen(&[(3, 9, 9), (4, 1, 1)])));
+        assert_eq!(port_of(&fabric, "h1"), Some(4));
+        assert!(!fabric.report("leaf0", arp_seen(&[(4, 1, 1), (3, 9, 9)])));
+        // One of its addresses may place or displace it.
+        for half in [(4, 1, 7), (4, 7, 1)] {
+            fabric.report("leaf0", arp_seen(&[]));
+            assert!(fabric.report("leaf0", arp_seen(&[half])));
+        }
+    }
+
     /// Each rack may have a host that the file lacks: what is seen of others is nothing new for it.
     #[test]
     fn who_is_not_filed_costs_nothing_until_it_moves() {
@@ -399,39 +487,23 @@ mod tests {
             ip: [10, 9, 0, 1].into(),
             mac: [2, 9, 0, 0, 0, mac],
         };
-        let seen = |hosts: &[(u8, u8)]| {
-            let host = |&(port, mac): &(u8, u8)| {
-                let mac = [2, 9, 0, 0, 0, mac];
-                let ip = [10, 9, 0, mac[5]].into();
-                let who = Who::Host { ip, mac };
-                NeighbourReport { port, age_ns: 0, who }
-            };
-            let port = |number| {
-                let mac = [2, 7, 0, 0, 0, number];
-                let name = format!("p{number}");
-                let port = PortReport {
-                    name,
-                    mac,
-                    mtu: 9000,
-                    up: true,
-                };
-                (number, port)
-            };
-            SwitchReport {
-                ports: [3, 4].map(port).into(),
-                neighbours: hosts.iter().map(host).collect(),
-            }
-        };
         fabric.set_host("guest", Some(record(1)));
-        fabric.report("leaf1", seen(&[]));
-        fabric.report("leaf0", seen(&[(3, 1)]));
+        // The file places it.
+        let filed = HostRecord {
+            name: "h0".into(),
+            ip: [10, 9, 0, 7].into(),
+            ..record(7)
+        };
+        fabric.set_host("h0", Some(filed));
+        fabric.report("leaf1", arp_seen(&[]));
+        fabric.report("leaf0", arp_seen(&[(3, 1, 1)]));
         let there = fabric.topology();
         assert_eq!(
             there.attachment("guest").map(|(_, at, port)| (at, port)),
             Some(("leaf0", 3))
         );
-        assert!(fabric.report("leaf0", seen(&[(3, 1), (4, 7)])));
-        assert!(fabric.report("leaf1", seen(&[(3, 8)])));
+        assert!(fabric.report("leaf0", arp_seen(&[(3, 1, 1), (4, 7, 7)])));
+        assert!(!fabric.report("leaf1", arp_seen(&[(3, 8, 8)])));
         assert!(Arc::ptr_eq(&there, &fabric.topology()));
         // Its address changes while what was seen is looked at, and changes back.
         fabric.set_host("guest", Some(record(9)));
@@ -439,7 +511,7 @@ mod tests {
         assert_eq!(claimed.attachment("guest"), None);
         fabric.set_host("guest", Some(record(1)));
         assert!(fabric.topology().attachment("guest").is_some());
-        fabric.report("leaf0", seen(&[(4, 1)]));
+        fabric.report("leaf0", arp_seen(&[(4, 1, 1)]));
         let moved = fabric.topology();
         assert_eq!(moved.attachment("guest").map(|(_, _, port)| port), Some(4));
         fabric.set_host("guest", None);

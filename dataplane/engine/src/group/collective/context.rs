@@ -115,6 +115,8 @@ pub(crate) struct CollectiveContext<const W: usize> {
     pub(super) per_endpoint: Box<[EndpointCounters]>,
     pub(super) scheduled: Scheduled,
     pub(super) stalls: Limit,
+    /// The failure of a member was reported.
+    pub(super) failure_reported: bool,
     pub(super) rule: GroupRule,
 }
 
@@ -149,6 +151,7 @@ impl<const W: usize> CollectiveContext<W> {
             per_endpoint: vec![EndpointCounters::default(); rule.endpoints.len()].into_boxed_slice(),
             scheduled: Scheduled::default(),
             stalls: REPORTS,
+            failure_reported: false,
             rule,
         })
     }

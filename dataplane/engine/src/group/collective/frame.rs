@@ -478,7 +478,7 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                     since,
                 };
                 let first = waiting_for.iter().next().map_or(0, EndpointId::index);
-                effect_cx.events.stall(cx.now, &group.rule, first, kind);
+                effect_cx.events.of_endpoint(cx.now, &group.rule, first, kind);
             }
             Effect::Conflict { control } => {
                 group.counters.conflicts += 1;
@@ -487,6 +487,7 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                     generation,
                     control,
                 };
+                // Once in a generation: nothing is served after it.
                 effect_cx.events.push(cx.now, kind);
             }
             Effect::Refused { from, sequence, why } => {
@@ -497,16 +498,15 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                     sequence,
                     why,
                 };
-                effect_cx.events.push(cx.now, kind);
+                effect_cx
+                    .events
+                    .of_endpoint(cx.now, &group.rule, from.index(), kind);
             }
             Effect::MemberFailed { from, syndrome } => {
-                let kind = EventKind::MemberFailed {
-                    mcst_id,
-                    generation,
-                    endpoint: from.index() as u16,
-                    syndrome: syndrome.byte(),
-                };
-                effect_cx.events.push(cx.now, kind);
+                let is_first = !core::mem::replace(&mut group.failure_reported, true);
+                effect_cx
+                    .events
+                    .failure(cx.now, &group.rule, from.index(), syndrome.byte(), is_first);
             }
         }
     }

@@ -75,6 +75,8 @@ pub(crate) struct TerminatedContext {
     per_endpoint: Box<[EndpointCounters]>,
     scheduled: Scheduled,
     stalls: Limit,
+    /// The failure of a member was reported.
+    failure_reported: bool,
     rule: GroupRule,
 }
 
@@ -235,6 +237,7 @@ impl TerminatedContext {
             per_endpoint: vec![EndpointCounters::default(); endpoints].into_boxed_slice(),
             scheduled: Scheduled::default(),
             stalls: REPORTS,
+            failure_reported: false,
             machine,
             rule,
         });
@@ -410,13 +413,9 @@ impl TerminatedContext {
 
     /// The machine has ended a connection.
     fn report_ended(&mut self, now: Nanos, endpoint: EndpointId, events: &mut Events) {
-        let kind = EventKind::MemberFailed {
-            mcst_id: self.mcst_id,
-            generation: self.rule.generation,
-            endpoint: endpoint.index() as u16,
-            syndrome: Syndrome::Nak(NakCode::InvalidRequest).byte(),
-        };
-        events.push(now, kind);
+        let is_first = !core::mem::replace(&mut self.failure_reported, true);
+        let syndrome = Syndrome::Nak(NakCode::InvalidRequest).byte();
+        events.failure(now, &self.rule, endpoint.index(), syndrome, is_first);
     }
 
     fn carry_out<O: Observer>(
@@ -474,6 +473,7 @@ impl TerminatedContext {
                     generation,
                     control,
                 };
+                // Once in a generation: nothing is served after it.
                 events.push(now, kind);
             }
             Effect::Stalled {
@@ -493,7 +493,7 @@ impl TerminatedContext {
                     since,
                 };
                 let first = waiting_for.iter().next().map_or(0, EndpointId::index);
-                events.stall(now, &self.rule, first, kind);
+                events.of_endpoint(now, &self.rule, first, kind);
             }
         }
     }

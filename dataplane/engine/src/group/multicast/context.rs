@@ -142,6 +142,11 @@ impl Cold {
         known.is_some_and(|known| !core::mem::replace(known, true))
     }
 
+    /// The number of members that have failed.
+    pub(crate) fn failures(&self) -> usize {
+        self.failed.iter().filter(|failed| **failed).count()
+    }
+
     pub(crate) fn describe(&self, path: PathId) -> String {
         match self.rule.endpoints.get(path.index()) {
             Some(p) => {

@@ -148,13 +148,8 @@ impl Group {
             Event::Feedback { syndrome, .. }
                 if may_fail && group.hot.machine.has_failed(from) && group.cold.is_first_failure(from) =>
             {
-                let kind = EventKind::MemberFailed {
-                    mcst_id,
-                    generation: group.cold.rule.generation,
-                    endpoint: from.index() as u16,
-                    syndrome: syndrome.byte(),
-                };
-                events.push(cx.now, kind);
+                let is_first = group.cold.failures() == 1;
+                events.failure(cx.now, &group.cold.rule, from.index(), syndrome.byte(), is_first);
             }
             _ => {}
         }
@@ -423,7 +418,7 @@ fn report_conflict(group: &mut Group, now: Nanos, events: &mut Events, effects: 
                 generation: group.cold.rule.generation,
                 endpoint: path.index() as u16,
             };
-            events.push(now, kind);
+            events.of_endpoint(now, &group.cold.rule, path.index(), kind);
         }
     }
 }
