@@ -32,7 +32,10 @@ fn what_was_measured_outlives_a_full_disk_and_a_faulty_program() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains("error: --beside faulty: exit 3"), "{said}");
-        for further in ["also: --beside broken: exit 4", "also: cannot write to stdout: No space left"] {
+        for further in [
+            "also: --beside broken: exit 4",
+            "also: cannot write to stdout: No space left",
+        ] {
             assert!(said.contains(further), "{said}");
         }
         let rows = fs::read_to_string(&json).expect("rows");

@@ -2,8 +2,8 @@
 
 use super::{Chance, MESSAGE, Net, Packet};
 use crate::common::hosts::Source;
+use crate::common::path;
 use crate::common::tree::Shape;
-use crate::common::{path, seed};
 use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, Signal};
 use castnet_wire::{AnySource, DropReason, Nanos, Psn};
 use proptest::prelude::*;
