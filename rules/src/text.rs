@@ -3,7 +3,7 @@
 
 use core::net::Ipv4Addr;
 
-use castnet_wire::{MacAddr, Qpn};
+use castnet_wire::{CollectiveMode, MacAddr, Qpn};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::group::{HostEndpoint, HostPart, RankPart, RemoteMemory};
@@ -157,20 +157,49 @@ pub mod any_source {
     }
 }
 
+#[derive(Deserialize)]
+struct ModeName(#[serde(with = "display")] CollectiveMode);
+
 /// A mode by its name, or none.
 pub mod optional_mode {
     use castnet_wire::CollectiveMode;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    #[derive(Deserialize)]
-    struct Value(#[serde(with = "super::display")] CollectiveMode);
+    use super::ModeName;
 
     pub fn serialize<S: Serializer>(value: &Option<CollectiveMode>, s: S) -> Result<S::Ok, S::Error> {
         value.map(CollectiveMode::name).serialize(s)
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<CollectiveMode>, D::Error> {
-        Ok(Option::<Value>::deserialize(d)?.map(|Value(mode)| mode))
+        Ok(Option::<ModeName>::deserialize(d)?.map(|ModeName(mode)| mode))
+    }
+}
+
+/// Modes of switches, by their names.
+pub mod modes {
+    use std::collections::BTreeMap;
+
+    use castnet_wire::CollectiveMode;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::ModeName;
+
+    pub fn serialize<S: Serializer>(
+        value: &BTreeMap<String, CollectiveMode>,
+        s: S,
+    ) -> Result<S::Ok, S::Error> {
+        s.collect_map(value.iter().map(|(switch, mode)| (switch, mode.name())))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        d: D,
+    ) -> Result<BTreeMap<String, CollectiveMode>, D::Error> {
+        let modes = BTreeMap::<String, ModeName>::deserialize(d)?;
+        Ok(modes
+            .into_iter()
+            .map(|(switch, ModeName(mode))| (switch, mode))
+            .collect())
     }
 }
 

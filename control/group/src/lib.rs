@@ -7,4 +7,4 @@ mod spec;
 
 pub use distribution::{Distribution, NoDistribution};
 pub use shape::{DEFAULT_RELAY_LATENCY, NoLatency, NoTreeShape, TreeChoice, TreeShape, tree_latency};
-pub use spec::{DEFAULT_MEMBER_STALL_MS, MulticastSettings, StallPolicy};
+pub use spec::{CollectiveSettings, DEFAULT_MEMBER_STALL_MS, GivenSettings, MulticastSettings, StallPolicy};

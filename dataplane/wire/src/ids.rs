@@ -175,6 +175,12 @@ impl Pmtu {
     }
 }
 
+impl fmt::Display for Pmtu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.bytes().fmt(f)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

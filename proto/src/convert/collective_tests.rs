@@ -1,5 +1,6 @@
 //! Messages of collective groups: there and back, and refused with the field named.
 
+use castnet_group::GivenSettings;
 use castnet_rules::{
     CollectiveMode, Endpoint, GroupRule, HostEndpoint, LossPolicy, NextHop, RankPart, StragglerPolicy,
     TranslatedRule,
@@ -230,7 +231,7 @@ fn ranks_create_jobs_with_timers_of_a_millisecond_at_least_and_operators_shorter
         // It joins with what an operator has chosen.
         let read = rank_join_from_proto(&join);
         assert_eq!(read.is_ok(), of_operator);
-        let read = read.and_then(|join| join.settings.check_by_rank());
+        let read = read.and_then(|join| check_given_by_rank(&join.settings));
         let faults = read.as_ref().err().map_or(&[][..], Invalid::faults);
         let fields: Vec<&str> = faults.iter().map(|fault| fault.field.as_str()).collect();
         assert_eq!(fields, of_rank, "{ack_timeout_us} {stall_timeout_ms}");

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use castnet_group::GivenSettings;
 use castnet_rules::{
     CollectiveMode, DEFAULT_MESSAGE_PACKETS, FaultKind, HostEndpoint, HostPart, LossPolicy, RANKS_MAX,
-    StragglerPolicy,
 };
-use castnet_wire::{McstId, Pmtu, Psn, RateLimit};
+use castnet_wire::{McstId, Psn};
 
 use super::request::{laned_name, lanes, name, unicast_mcst_id};
 use super::rule::{check_burst, loss, mode, rate_limit, straggler};
@@ -40,52 +40,26 @@ const ACK_TIMEOUT_US_MIN: u32 = 4;
 const RANK_ACK_TIMEOUT_US_MIN: u32 = 1_000;
 const RANK_STALL_TIMEOUT_MS_MIN: u32 = 100;
 
-/// Requested settings of a collective group. `None`: that of the group, or the default for a new group.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct GivenSettings {
-    /// Payload bytes of a full packet.
-    pub pmtu: Option<Pmtu>,
-    /// Packets that a rank may have in flight.
-    pub window_packets: Option<u16>,
-    /// Packets of a full message.
-    pub message_packets: Option<u16>,
-    /// Whether contributions are reduced in rank order.
-    pub reproducible: Option<bool>,
-    /// How switches carry the connections.
-    pub mode: Option<CollectiveMode>,
-    /// Switches that do it in another way; ranks do not ask for them.
-    pub modes: BTreeMap<String, CollectiveMode>,
-    /// Who repairs losses.
-    pub loss_policy: Option<LossPolicy>,
-    /// How ranks that wait for a late rank are kept alive.
-    pub straggler_policy: Option<StragglerPolicy>,
-    /// ACK timeout of the ranks, in microseconds.
-    pub ack_timeout_us: Option<u32>,
-    /// A collective that stalls for longer is reported.
-    pub stall_timeout_ms: Option<u32>,
-    /// Number of lanes, 1 to [`castnet_rules::LANES_MAX`].
-    pub lanes: Option<u8>,
-    /// Of each rank, all lanes together.
-    pub rate_limit: Option<RateLimit>,
+/// Refuses time-outs that are too short for a job that a rank creates. A job that is there is joined with its own.
+pub fn check_given_by_rank(settings: &GivenSettings) -> Result<(), Invalid> {
+    let mut r = Reader::default();
+    check_ack_timeout(
+        settings,
+        RANK_ACK_TIMEOUT_US_MIN,
+        "settings.ack_timeout_us",
+        &mut r,
+    );
+    let short = |given: &u32| *given < RANK_STALL_TIMEOUT_MS_MIN;
+    if let Some(given) = settings.stall_timeout_ms.filter(short) {
+        let why = "milliseconds are too short for a job that its ranks create: give at least 100";
+        r.fault("settings.stall_timeout_ms", out_of_range(given, why));
+    }
+    r.finish(Some(()))
 }
 
-impl GivenSettings {
-    /// Refuses time-outs that are too short for a job that a rank creates. A job that is there is joined with its own.
-    pub fn check_by_rank(&self) -> Result<(), Invalid> {
-        let mut r = Reader::default();
-        self.check_ack_timeout(RANK_ACK_TIMEOUT_US_MIN, "settings.ack_timeout_us", &mut r);
-        let short = |given: &u32| *given < RANK_STALL_TIMEOUT_MS_MIN;
-        if let Some(given) = self.stall_timeout_ms.filter(short) {
-            let why = "milliseconds are too short for a job that its ranks create: give at least 100";
-            r.fault("settings.stall_timeout_ms", out_of_range(given, why));
-        }
-        r.finish(Some(()))
-    }
-
-    fn check_ack_timeout(&self, least: u32, field: &str, r: &mut Reader) {
-        if let Some(given) = self.ack_timeout_us.filter(|given| *given < least) {
-            r.fault(field, FaultKind::ShortAckTimeout { given, least });
-        }
+fn check_ack_timeout(settings: &GivenSettings, least: u32, field: &str, r: &mut Reader) {
+    if let Some(given) = settings.ack_timeout_us.filter(|given| *given < least) {
+        r.fault(field, FaultKind::ShortAckTimeout { given, least });
     }
 }
 
@@ -378,7 +352,7 @@ fn settings(message: Option<&v1::CollectiveSettings>, outer: &mut Reader) -> Giv
     {
         r.fault("loss_policy", FaultKind::ModeReflects { mode });
     }
-    settings.check_ack_timeout(ACK_TIMEOUT_US_MIN, "ack_timeout_us", &mut r);
+    check_ack_timeout(&settings, ACK_TIMEOUT_US_MIN, "ack_timeout_us", &mut r);
     outer.0.extend(r.within("settings").0);
     settings
 }

@@ -332,6 +332,7 @@ impl Drop for Part {
 mod tests {
     use std::time::Duration;
 
+    use castnet_group::CollectiveSettings;
     use castnet_proto::convert::new_group_from_proto;
     use castnet_proto::transport::Peer;
     use castnet_wire::{McstId, Psn};
@@ -341,7 +342,6 @@ mod tests {
     use crate::shell::write;
     use crate::state::core::tests::{core, join};
     use crate::state::kinds::Kind;
-    use crate::state::kinds::collective::record::Settings;
     use crate::state::kinds::multicast::outside::Outside as OutsideReceiver;
     use crate::state::kinds::multicast::record::{Diverted, Multicast};
     use crate::store::StoreError;
@@ -572,7 +572,7 @@ mod tests {
             put(2, 3, 3, Some("h9")),
         ];
         let hosts = ["h0", "h1", ""].map(String::from).to_vec();
-        let group = Collective::new(hosts, Settings::new(&Default::default()), false);
+        let group = Collective::new(hosts, CollectiveSettings::default(), false);
         exchanges.forget_strangers("job", Some(&record(Kind::Collective(group))));
         // A free rank may be h9's. Nothing is left of rounds with strangers and of another size.
         let left: Vec<u64> = exchanges.0.lock().rounds.keys().map(|key| key.2).collect();

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
+use castnet_group::CollectiveSettings;
 use castnet_planner::{Room, Rooms};
 use castnet_proto::convert::{NewCollective, NewGroup};
 use castnet_proto::v1;
@@ -15,7 +16,7 @@ use crate::error::Refusal;
 use crate::state::core::Core;
 use crate::state::foresee::{self, Foreseen, Wanted};
 use crate::state::journal::Ticket;
-use crate::state::kinds::collective::record::{Collective, Settings};
+use crate::state::kinds::collective::record::Collective;
 use crate::state::kinds::multicast::record::Multicast;
 use crate::state::kinds::{self, Kind};
 use crate::state::lifecycle::Phase;
@@ -216,7 +217,7 @@ impl Shared {
         new: NewCollective,
         owner: &str,
     ) -> Result<v1::CollectiveState, Refusal> {
-        let settings = Settings::new(&new.settings);
+        let settings = CollectiveSettings::new(&new.settings);
         let record = |core: &mut Core| {
             core.check_collective(&new)?;
             let kind = Kind::Collective(Collective::new(new.ranks.clone(), settings.clone(), false));
@@ -344,7 +345,7 @@ mod tests {
             // Its address is another group's, so no plan of it is current.
             let record = |core: &mut Core| {
                 asked += 1;
-                let kind = Collective::new(Vec::new(), Settings::new(&Default::default()), true);
+                let kind = Collective::new(Vec::new(), CollectiveSettings::default(), true);
                 let mcst_id = core.group("job")?.record().mcst_id;
                 Ok::<_, Refusal>(Record::new(
                     "g".into(),

@@ -556,12 +556,13 @@ impl Controller for Service {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use castnet_group::CollectiveSettings;
     use castnet_wire::McstId;
 
     use super::*;
     use crate::shell::shared::tests::shared;
     use crate::state::kinds::Kind;
-    use crate::state::kinds::collective::record::{Collective, Settings};
+    use crate::state::kinds::collective::record::Collective;
     use crate::state::record::Record;
 
     /// Each look sees a new state.
@@ -619,11 +620,7 @@ mod tests {
         ] {
             let shared = shared();
             for n in 0..groups {
-                let kind = Collective::new(
-                    vec![String::new(); ranks],
-                    Settings::new(&Default::default()),
-                    false,
-                );
+                let kind = Collective::new(vec![String::new(); ranks], CollectiveSettings::default(), false);
                 let mcst_id = McstId((0x0ac8_0000 + n).into());
                 let record = Record::new(format!("g{n:03}"), (mcst_id, Vec::new()), Kind::Collective(kind));
                 shared.lock().groups.put(record);

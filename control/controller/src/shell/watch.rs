@@ -167,13 +167,14 @@ impl Watcher {
 
 #[cfg(test)]
 mod tests {
+    use castnet_group::CollectiveSettings;
     use castnet_wire::McstId;
     use tokio::sync::mpsc;
 
     use super::*;
     use crate::shell::shared::tests::shared;
     use crate::state::kinds::Kind;
-    use crate::state::kinds::collective::record::{Collective, Settings};
+    use crate::state::kinds::collective::record::Collective;
     use crate::state::lifecycle::Phase;
     use crate::state::record::Record;
 
@@ -181,7 +182,7 @@ mod tests {
     #[tokio::test]
     async fn watchers_that_take_no_differences_share_the_states() {
         let shared = shared();
-        let settings = Settings::new(&Default::default());
+        let settings = CollectiveSettings::default();
         let kind = Kind::Collective(Collective::new(vec![String::new(); 3], settings, false));
         let mut record = Record::new("g".into(), (McstId([10, 200, 0, 1].into()), Vec::new()), kind);
         let told = |record: &Record| {

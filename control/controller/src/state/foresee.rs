@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use castnet_group::CollectiveSettings;
 use castnet_planner::Shortage;
 use castnet_proto::convert::{NewCollective, NewGroup, mode_to_proto, rate_limit_to_proto};
 use castnet_proto::v1;
@@ -15,7 +16,7 @@ use crate::error::Refusal;
 use crate::state::core::Core;
 use crate::state::fabric::Reach;
 use crate::state::kinds::Kind;
-use crate::state::kinds::collective::record::{Collective, Settings};
+use crate::state::kinds::collective::record::Collective;
 use crate::state::kinds::collective::view::{mode, mode_reason};
 use crate::state::kinds::multicast::record::Multicast;
 use crate::state::planning::{Layout, NoPlan};
@@ -50,7 +51,7 @@ impl Wanted {
             }
             Self::Collective(group) => {
                 core.check_collective(group)?;
-                let settings = Settings::new(&group.settings);
+                let settings = CollectiveSettings::new(&group.settings);
                 let (lanes, limit) = (settings.lanes, group.settings.rate_limit);
                 let kind = Collective::new(group.ranks.clone(), settings, false);
                 (&group.name, Kind::Collective(kind), lanes, limit)

@@ -344,10 +344,10 @@ pub(crate) mod text {
     use std::collections::BTreeMap;
     use std::net::Ipv4Addr;
 
-    use castnet_wire::{CollectiveMode, Control, McstId};
+    use castnet_wire::{Control, McstId};
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-    pub(crate) use castnet_rules::text::{display, optional_mode, pmtu, psn, rate_limit};
+    pub(crate) use castnet_rules::text::{display, psn, rate_limit};
 
     type Own<T> = BTreeMap<String, Vec<T>>;
 
@@ -400,20 +400,6 @@ pub(crate) mod text {
                 .collect()
         ),
         "not McstIDs of switches"
-    );
-    stored!(
-        modes,
-        BTreeMap<String, CollectiveMode>,
-        BTreeMap<String, String>,
-        |modes| modes
-            .iter()
-            .map(|(switch, mode)| (switch.clone(), mode.to_string()))
-            .collect(),
-        |names| names
-            .into_iter()
-            .map(|(switch, name)| Some((switch, name.parse().ok()?)))
-            .collect(),
-        "not modes of switches"
     );
     // As on the wire: that layout has its own version.
     stored!(

@@ -1,12 +1,13 @@
 //! What cannot be written is taken back whole, whatever happened in between.
 
+use castnet_group::CollectiveSettings;
 use proptest::prelude::*;
 
 use super::*;
 use crate::state::core::tests::{core, join};
 use crate::state::fabric::HostRecord;
 use crate::state::kinds::Kind;
-use crate::state::kinds::collective::record::{Collective, Settings};
+use crate::state::kinds::collective::record::Collective;
 use crate::state::lifecycle::After;
 
 fn mcst_id(last: u8) -> McstId {
@@ -15,7 +16,7 @@ fn mcst_id(last: u8) -> McstId {
 
 /// A group of two ranks that wait.
 fn record(name: &str, last: u8) -> Record {
-    let settings = Settings::new(&Default::default());
+    let settings = CollectiveSettings::default();
     let kind = Collective::new(vec!["h0".into(), "h1".into()], settings, false);
     Record::new(name.into(), (mcst_id(last), Vec::new()), Kind::Collective(kind))
 }

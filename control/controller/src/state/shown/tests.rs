@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use castnet_group::CollectiveSettings;
 use castnet_proto::convert::new_group_from_proto;
 use castnet_proto::states::WatchedGroups;
 use castnet_wire::{McstId, Psn};
@@ -12,7 +13,7 @@ use crate::state::core::tests::core;
 use crate::state::effect::Effect;
 use crate::state::fabric::{HostRecord, NeighbourReport, SwitchReport, Who};
 use crate::state::kinds::collective::live::Presence;
-use crate::state::kinds::collective::record::{Collective, Settings};
+use crate::state::kinds::collective::record::Collective;
 use crate::state::kinds::multicast::record::Multicast;
 use crate::state::kinds::{Joining, Kind};
 use crate::state::leases::Leased;
@@ -47,7 +48,7 @@ fn record(name: &str) -> Record {
         }
         _ => {
             let hosts = (0..MEMBERS).map(host).collect();
-            let settings = Settings::new(&Default::default());
+            let settings = CollectiveSettings::default();
             (Kind::Collective(Collective::new(hosts, settings, false)), 2)
         }
     };

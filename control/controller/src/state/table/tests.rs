@@ -1,3 +1,4 @@
+use castnet_group::CollectiveSettings;
 use castnet_planner::LinkLoad;
 use castnet_proto::convert::new_group_from_proto;
 use castnet_proto::v1;
@@ -8,7 +9,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::state::kinds::Kind;
-use crate::state::kinds::collective::record::{Collective, Settings};
+use crate::state::kinds::collective::record::Collective;
 use crate::state::kinds::multicast::record::Multicast;
 use crate::state::lifecycle::Phase;
 use crate::state::record::Plan;
@@ -98,7 +99,7 @@ fn record(shape: &Shape) -> Record {
     let kind = match shape.is_collective {
         true => Kind::Collective(Collective::new(
             vec!["h1".into(), format!("h{}", 2 * shape.qpn - 3)],
-            Settings::new(&Default::default()),
+            CollectiveSettings::default(),
             true,
         )),
         false => Kind::Multicast(Multicast::new(

@@ -1,14 +1,9 @@
 //! Settings and ranks of a collective group.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use castnet_proto::convert::GivenSettings;
-use castnet_rules::{
-    CollectiveMode, DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, DEFAULT_STALL_TIMEOUT_MS, LossPolicy,
-    StragglerPolicy,
-};
-use castnet_wire::{Pmtu, Psn, RateLimit};
+use castnet_group::CollectiveSettings;
+use castnet_wire::Psn;
 use serde::{Deserialize, Serialize};
 
 use super::secret::Secret;
@@ -16,12 +11,10 @@ use crate::error::Refusal;
 use crate::state::kinds::{Ends, Joining};
 use crate::state::record::text;
 
-const DEFAULT_WINDOW_PACKETS: u16 = 64;
-
 /// The part of a record that only collective groups have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Collective {
-    pub(crate) settings: Settings,
+    pub(crate) settings: CollectiveSettings,
     /// First PSN of the group, drawn for each generation.
     #[serde(with = "text::psn")]
     pub(crate) start_psn: Psn,
@@ -32,40 +25,6 @@ pub struct Collective {
     pub(crate) secret: Secret,
     /// The ranks, rank 0 first. Copies of the record share those that are the same.
     pub ranks: Vec<Arc<RankRecord>>,
-}
-
-/// Settings of a collective group. Units are in the names.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Settings {
-    #[serde(with = "text::pmtu")]
-    pub(crate) pmtu: Pmtu,
-    /// Packets that a rank may have in flight.
-    pub(crate) window_packets: u16,
-    /// Packets of a full message, at most the window.
-    pub(crate) message_packets: u16,
-    pub(crate) reproducible: bool,
-    /// `None`: Mode-II or, where that has no room, Mode-III.
-    #[serde(
-        with = "text::optional_mode",
-        default,
-        skip_serializing_if = "Option::is_none"
-    )]
-    pub(crate) mode: Option<CollectiveMode>,
-    /// Switches with another mode.
-    #[serde(with = "text::modes", default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) modes: BTreeMap<String, CollectiveMode>,
-    #[serde(with = "text::display")]
-    pub(crate) loss_policy: LossPolicy,
-    #[serde(with = "text::display")]
-    pub(crate) straggler_policy: StragglerPolicy,
-    pub(crate) ack_timeout_us: u32,
-    pub(crate) stall_timeout_ms: u32,
-    #[serde(default = "one")]
-    pub(crate) lanes: u8,
-}
-
-const fn one() -> u8 {
-    1
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,73 +51,8 @@ pub(crate) struct Seat {
     pub(crate) generation: u64,
 }
 
-impl Settings {
-    pub(crate) fn new(given: &GivenSettings) -> Self {
-        // A full message is never larger than the window, whichever of the two was given.
-        let default = DEFAULT_WINDOW_PACKETS.max(given.message_packets.unwrap_or(0));
-        let window = given.window_packets.unwrap_or(default);
-        let message = given.message_packets.unwrap_or(DEFAULT_MESSAGE_PACKETS);
-        Self {
-            pmtu: given.pmtu.unwrap_or(Pmtu::B1024),
-            window_packets: window,
-            message_packets: message.min(window),
-            reproducible: given.reproducible.unwrap_or(false),
-            mode: given.mode,
-            modes: given.modes.clone(),
-            loss_policy: given.loss_policy.unwrap_or_default(),
-            straggler_policy: given.straggler_policy.unwrap_or_default(),
-            ack_timeout_us: given.ack_timeout_us.unwrap_or(DEFAULT_ACK_TIMEOUT_US),
-            stall_timeout_ms: given.stall_timeout_ms.unwrap_or(DEFAULT_STALL_TIMEOUT_MS),
-            lanes: given.lanes.unwrap_or(1),
-        }
-    }
-
-    /// The first setting that differs from the given ones, with the limit of the group: field, given value, present value.
-    pub(crate) fn differs(
-        &self,
-        given: &GivenSettings,
-        rate_limit: Option<RateLimit>,
-    ) -> Option<(&'static str, String, String)> {
-        macro_rules! texts {
-            ($($name:ident),*) => {
-                [$((
-                    concat!("settings.", stringify!($name)),
-                    given.$name.map(|given| given.to_string()),
-                    self.$name.to_string(),
-                )),*]
-            };
-        }
-        let pmtu = |pmtu: Pmtu| pmtu.bytes().to_string();
-        let pmtu = ("settings.pmtu", given.pmtu.map(pmtu), pmtu(self.pmtu));
-        let mode = (
-            "settings.mode",
-            given.mode.map(|given| given.to_string()),
-            self.mode
-                .map_or_else(|| "the controller's choice".into(), |mode| mode.to_string()),
-        );
-        let others = texts!(
-            window_packets,
-            message_packets,
-            reproducible,
-            loss_policy,
-            straggler_policy,
-            ack_timeout_us,
-            stall_timeout_ms,
-            lanes
-        );
-        let limit = rate_limit.map_or_else(|| "no limit".into(), |limit| limit.to_string());
-        let limit = (
-            "settings.rate_limit",
-            given.rate_limit.map(|given| given.to_string()),
-            limit,
-        );
-        let mut all = [pmtu, limit, mode].into_iter().chain(others);
-        all.find_map(|(field, given, is)| Some((field, given.filter(|given| *given != is)?, is)))
-    }
-}
-
 impl Collective {
-    pub(crate) fn new(hosts: Vec<String>, settings: Settings, by_call: bool) -> Self {
+    pub(crate) fn new(hosts: Vec<String>, settings: CollectiveSettings, by_call: bool) -> Self {
         let rank = |host| {
             Arc::new(RankRecord {
                 host,

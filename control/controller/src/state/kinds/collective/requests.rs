@@ -1,11 +1,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use castnet_proto::convert::{NewCollective, RankJoin, one_end_each};
+use castnet_group::CollectiveSettings;
+use castnet_proto::convert::{NewCollective, RankJoin, check_given_by_rank, one_end_each};
 use castnet_rules::HostEndpoint;
 
 use super::live::Presence;
-use super::record::{Collective, RankRecord, Seat, Settings};
+use super::record::{Collective, RankRecord, Seat};
 use super::secret::Secret;
 use super::view::{self, RankState};
 use crate::error::Refusal;
@@ -91,9 +92,9 @@ impl Core {
             Some(_) => {}
             None if known => self.check_join(&join)?,
             None => {
-                let lanes = Settings::new(&join.settings).lanes;
+                let lanes = CollectiveSettings::new(&join.settings).lanes;
                 one_end_each("connection", 1 + join.more.len(), lanes)?;
-                join.settings.check_by_rank()?;
+                check_given_by_rank(&join.settings)?;
             }
         }
         // Who is back changes nothing: another host may have its address by now.
@@ -229,7 +230,7 @@ impl Core {
             }
             self.change_rank(job, rank, sit)?;
         } else {
-            let settings = Settings::new(&join.settings);
+            let settings = CollectiveSettings::new(&join.settings);
             let mcst_ids = self.mcst_ids_for(None, settings.lanes)?;
             let mut group = Collective::new(vec![String::new(); join.size.into()], settings, true);
             group.secret = secret;

@@ -1,19 +1,17 @@
-//! The life of a collective group by itself, and what its ranks and settings say.
+//! The life of a collective group by itself, and what its ranks say.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use castnet_proto::convert::{DEFAULT_LEASE_MS, GivenSettings};
+use castnet_group::CollectiveSettings;
+use castnet_proto::convert::DEFAULT_LEASE_MS;
 use castnet_rules::{HostEndpoint, HostPart};
-use castnet_wire::{
-    BitRate, CollectiveMode, LossPolicy, MacAddr, Pmtu, Psn, Qpn, RateLimit, StragglerPolicy,
-};
+use castnet_wire::{MacAddr, Psn, Qpn};
 use tracing::{Level, Metadata, span};
 
 use super::live::Presence;
-use super::record::{Collective, Seat, Settings};
+use super::record::{Collective, Seat};
 use crate::error::Refusal;
 use crate::state::core::tests::{core, join};
 use crate::state::kinds::{Ends, GroupKind, Joining, Kind};
@@ -53,7 +51,7 @@ fn left() -> Joining<Seat> {
 /// A group with ranks in these states, at the hosts `h0`, `h1` ...
 fn group(states: &[Joining<Seat>], by_call: bool) -> Collective {
     let hosts = (0..states.len()).map(|n| format!("h{n}")).collect();
-    let mut group = Collective::new(hosts, Settings::new(&GivenSettings::default()), by_call);
+    let mut group = Collective::new(hosts, CollectiveSettings::default(), by_call);
     for (rank, state) in group.ranks.iter_mut().zip(states) {
         Arc::make_mut(rank).state = state.clone();
     }
@@ -239,114 +237,6 @@ fn ranks_are_found_by_their_hosts_and_named_with_them() {
     ));
     let seats: Vec<_> = (0..6).map(|rank| group.seat(rank).is_some()).collect();
     assert_eq!(seats, [true, true, false, true, false, false]);
-}
-
-/// A message is never longer than the window, whichever of the two was given.
-#[test]
-fn settings_that_are_not_given_fit_those_that_are() {
-    let of = |window_packets, message_packets| {
-        let settings = Settings::new(&GivenSettings {
-            window_packets,
-            message_packets,
-            ..Default::default()
-        });
-        (settings.window_packets, settings.message_packets)
-    };
-    let (window, message) = of(None, None);
-    assert!(message <= window);
-    assert_eq!(of(Some(8), None), (8, message.min(8)));
-    assert_eq!(of(None, Some(window + 1)), (window + 1, window + 1));
-    assert_eq!(of(None, Some(window - 1)), (window, window - 1));
-    assert_eq!(of(Some(200), Some(100)), (200, 100));
-    assert_eq!(of(Some(100), Some(200)), (100, 100));
-}
-
-type Change<'c> = &'c dyn Fn(&mut GivenSettings);
-
-/// What a rank gives must be what the group has. What it does not give is the group's.
-#[test]
-fn each_setting_that_differs_is_named_with_both_values() {
-    let rate = |bits| {
-        Some(RateLimit {
-            rate: BitRate::new(bits).unwrap(),
-            burst_bytes: 4096,
-        })
-    };
-    let same = GivenSettings {
-        pmtu: Some(Pmtu::B1024),
-        window_packets: Some(64),
-        message_packets: Some(16),
-        reproducible: Some(false),
-        mode: Some(CollectiveMode::Translated),
-        modes: BTreeMap::new(),
-        loss_policy: Some(LossPolicy::Repair),
-        straggler_policy: Some(StragglerPolicy::KeepAlive),
-        ack_timeout_us: Some(1000),
-        stall_timeout_ms: Some(2000),
-        lanes: Some(2),
-        rate_limit: rate(1_000_000_000),
-    };
-    let is = Settings::new(&same);
-    let limit = same.rate_limit;
-    assert_eq!(is.differs(&same, limit), None);
-    assert_eq!(is.differs(&GivenSettings::default(), limit), None);
-    let changed = |change: Change<'_>| {
-        let mut given = same.clone();
-        change(&mut given);
-        let (field, given, is) = is.differs(&given, limit).expect("a difference");
-        format!("{field} {given} {is}")
-    };
-    let rows: [(Change<'_>, &str); 10] = [
-        (&|g| g.pmtu = Some(Pmtu::B2048), "settings.pmtu 2048 1024"),
-        (&|g| g.window_packets = Some(65), "settings.window_packets 65 64"),
-        (
-            &|g| g.message_packets = Some(15),
-            "settings.message_packets 15 16",
-        ),
-        (
-            &|g| g.reproducible = Some(true),
-            "settings.reproducible true false",
-        ),
-        (
-            &|g| g.mode = Some(CollectiveMode::Augmented),
-            "settings.mode augmented translated",
-        ),
-        (
-            &|g| g.loss_policy = Some(LossPolicy::Reflect),
-            "settings.loss_policy reflect repair",
-        ),
-        (
-            &|g| g.straggler_policy = Some(StragglerPolicy::Rnr),
-            "settings.straggler_policy rnr keep_alive",
-        ),
-        (
-            &|g| g.ack_timeout_us = Some(1001),
-            "settings.ack_timeout_us 1001 1000",
-        ),
-        (
-            &|g| g.stall_timeout_ms = Some(0),
-            "settings.stall_timeout_ms 0 2000",
-        ),
-        (&|g| g.lanes = Some(1), "settings.lanes 1 2"),
-    ];
-    for (change, wanted) in rows {
-        let text = changed(change).replace('-', "_");
-        assert_eq!(text, wanted);
-    }
-    let given = GivenSettings {
-        rate_limit: rate(2_000_000_000),
-        ..Default::default()
-    };
-    assert_eq!(
-        is.differs(&given, limit).expect("a difference").0,
-        "settings.rate_limit"
-    );
-    assert_eq!(is.differs(&given, None).expect("a difference").2, "no limit");
-    let any = Settings { mode: None, ..is };
-    assert_eq!(
-        any.differs(&same, limit).expect("a difference").2,
-        "the controller's choice"
-    );
 }
 
 /// Counts warnings.

@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use castnet_group::CollectiveSettings;
 use castnet_proto::convert::{
     disagreement_to_proto, loss_to_proto, mode_to_proto, rate_limit_to_proto, straggler_to_proto,
 };
@@ -7,7 +8,7 @@ use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 
 use super::live::Presence;
-use super::record::{Collective, Settings};
+use super::record::Collective;
 use crate::state::core::Core;
 use crate::state::kinds::News;
 use crate::state::lifecycle::{After, Phase};
@@ -37,7 +38,7 @@ fn switch_mode((switch, mode): (&String, &CollectiveMode)) -> v1::SwitchMode {
 }
 
 /// The mode of switches that have no mode of their own; until the group is placed, the one that is tried first.
-pub(crate) fn mode(settings: &Settings, record: &Record) -> CollectiveMode {
+pub(crate) fn mode(settings: &CollectiveSettings, record: &Record) -> CollectiveMode {
     let augmented = record
         .plan
         .as_ref()
@@ -48,7 +49,7 @@ pub(crate) fn mode(settings: &Settings, record: &Record) -> CollectiveMode {
     }
 }
 
-fn settings(settings: &Settings, record: &Record) -> v1::CollectiveSettings {
+fn settings(settings: &CollectiveSettings, record: &Record) -> v1::CollectiveSettings {
     v1::CollectiveSettings {
         pmtu: settings.pmtu.bytes() as u32,
         window_packets: settings.window_packets.into(),
@@ -66,7 +67,7 @@ fn settings(settings: &Settings, record: &Record) -> v1::CollectiveSettings {
 }
 
 /// Why it has that mode.
-pub(crate) fn mode_reason(settings: &Settings, record: &Record) -> String {
+pub(crate) fn mode_reason(settings: &CollectiveSettings, record: &Record) -> String {
     let shortages = record.plan.as_ref().map_or("", |plan| &plan.shortages);
     match (settings.mode, shortages) {
         (Some(_), _) => "as requested".into(),
