@@ -158,6 +158,7 @@ impl CreateJob {
             ranks: self.ranks,
             settings: Some(settings),
             mcst_id: self.common.mcst_id.map(|ip| ip.to_string()),
+            description: self.common.description.to_string(),
         }
     }
 }

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use castnet_group::GivenSettings;
+use castnet_group::{Description, GivenSettings};
 use castnet_rules::{
     CollectiveMode, DEFAULT_MESSAGE_PACKETS, FaultKind, HostEndpoint, HostPart, LossPolicy, RANKS_MAX,
 };
 use castnet_wire::{McstId, Psn};
 
-use super::request::{laned_name, lanes, name, unicast_mcst_id};
+use super::request::{description, laned_name, lanes, name, unicast_mcst_id};
 use super::rule::{check_burst, loss, mode, rate_limit, straggler};
 use super::{Invalid, Reader, connection_from_proto, out_of_range, pmtu, psn};
 use crate::v1;
@@ -74,6 +74,8 @@ pub struct NewCollective {
     pub settings: GivenSettings,
     /// Address of the group; `None`: the controller chooses one.
     pub mcst_id: Option<McstId>,
+    /// What it is for.
+    pub description: Description,
 }
 
 /// A rank that joins.
@@ -144,11 +146,13 @@ pub fn new_collective_from_proto(message: &v1::CreateCollectiveRequest) -> Resul
     let settings = settings(message.settings.as_ref(), &mut r);
     r.take("name", laned_name(&message.name, settings.lanes));
     let mcst_id = r.optional("mcst_id", message.mcst_id.as_deref(), unicast_mcst_id);
+    let description = description(&message.description, &mut r);
     let group = group.map(|name| NewCollective {
         name,
         ranks: message.ranks.clone(),
         settings,
         mcst_id,
+        description,
     });
     r.finish(group)
 }

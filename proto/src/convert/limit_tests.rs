@@ -298,6 +298,12 @@ fn a_collective_group_has_2_to_1024_ranks() {
             [0, 64]
         ),
         edge!(
+            "description",
+            |m: &mut M, n| m.description = "d".repeat(n as usize),
+            [0, 200],
+            [201]
+        ),
+        edge!(
             "name",
             |m: &mut M, n| {
                 m.name = "j".repeat(n as usize);
@@ -340,6 +346,12 @@ fn numbers_of_a_creation_are_taken_up_to_their_edges() {
             |m: &mut M, n| m.name = "g".repeat(n as usize),
             [1, 63],
             [0, 64]
+        ),
+        edge!(
+            "description",
+            |m: &mut M, n| m.description = "d".repeat(n as usize),
+            [0, 200],
+            [201]
         ),
         edge!(
             "start_psn",

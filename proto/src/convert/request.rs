@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use castnet_group::{DEFAULT_MEMBER_STALL_MS, Distribution, MulticastSettings, StallPolicy};
+use castnet_group::{DEFAULT_MEMBER_STALL_MS, Description, Distribution, MulticastSettings, StallPolicy};
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX, RepairRule};
 use castnet_wire::{AnySource, DropReason, FrameFilter, McstId, Pmtu, PortId, Psn, RateLimit};
 
@@ -36,6 +36,8 @@ pub struct NewGroup {
     pub lanes: u8,
     /// Of the source, all lanes together; `None`: no limit, or that of its tenant.
     pub rate_limit: Option<RateLimit>,
+    /// What it is for.
+    pub description: Description,
     /// The rest.
     pub settings: MulticastSettings,
 }
@@ -141,6 +143,7 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
     if distribution.is_static() && any_source.is_some() {
         r.fault("distribution", FaultKind::CoreOfAnySource);
     }
+    let description = self::description(&message.description, &mut r);
     let group = name.zip(source).zip(pmtu).map(|((name, source), pmtu)| NewGroup {
         name,
         source,
@@ -149,6 +152,7 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         mcst_id,
         lanes: lanes.unwrap_or(1),
         rate_limit,
+        description,
         settings: MulticastSettings {
             pmtu,
             va_base: message.va_base,
@@ -164,6 +168,13 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         },
     });
     r.finish(group)
+}
+
+/// None after a fault.
+pub(super) fn description(text: &str, r: &mut Reader) -> Description {
+    let read = text.parse::<Description>();
+    let read = read.map_err(|_| bad_text(text, Description::FORM));
+    r.read("description", read, Description::default())
 }
 
 /// Whether a group fails with a receiver that is lost.

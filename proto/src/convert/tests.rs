@@ -207,6 +207,7 @@ prop_compose! {
             distribution: ["", "switches:chain", "edge:auto:9", "static", "static:7", "ring"][lanes as usize % 6].to_owned(),
             on_member_stall: (va_base % 5 == 1).then_some(v1::StallPolicy { after_ms: stall_timeout_ms, then: on_member_loss }),
             repair: (va_base % 3 == 1).then_some(v1::MulticastRepair { slots: lanes, ack_timeout_us: pmtu }),
+            description: "d".repeat(va_base as usize % 300),
         }
     }
 }
@@ -418,6 +419,7 @@ fn a_member_brings_a_queue_pair_for_each_lane() {
 fn a_good_creation_gets_its_defaults() {
     let group = new_group_from_proto(&creation()).unwrap();
     assert_eq!(group.settings, MulticastSettings::default());
+    assert!(group.description.is_empty());
     assert_eq!(
         (group.members[1].ends[0].name.as_str(), group.start_psn),
         ("b", None)
@@ -437,7 +439,7 @@ fn a_good_creation_gets_its_defaults() {
 #[test]
 fn each_bad_creation_names_its_field() {
     type Spoil = fn(&mut v1::CreateGroupRequest);
-    let cases: [(&str, Spoil); 13] = [
+    let cases: [(&str, Spoil); 14] = [
         ("name", |m| m.name.clear()),
         ("name", |m| m.name = "no blanks".into()),
         ("source", |m| m.source = "c".into()),
@@ -461,6 +463,7 @@ fn each_bad_creation_names_its_field() {
         ("pmtu", |m| m.pmtu = 1500),
         ("start_psn", |m| m.start_psn = Some(1 << 24)),
         ("mcst_id", |m| m.mcst_id = Some("239.0.0.1".into())),
+        ("description", |m| m.description = "two\nlines".into()),
     ];
     for (field, spoil) in cases {
         let mut message = creation();

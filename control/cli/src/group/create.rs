@@ -6,7 +6,7 @@ use castnet_console::api;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::rate::RateArgs;
 use castnet_console::units::{name, number, pmtu, qpn};
-use castnet_group::Distribution;
+use castnet_group::{Description, Distribution};
 use castnet_rules::{DEFAULT_REPAIR_SLOTS, DEFAULT_STALL_TIMEOUT_MS, FaultKind};
 use castnet_wire::MacAddr;
 use clap::{Args, ValueEnum};
@@ -31,6 +31,9 @@ pub(crate) struct Common {
     /// After this time, a path that has not acknowledged and a collective that still waits are reported
     #[arg(long, value_name = "MS", default_value_t = DEFAULT_STALL_TIMEOUT_MS, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) stall_timeout_ms: u32,
+    /// What it is for, as a text for people: at most 200 characters. castnet group show has it
+    #[arg(long, value_name = "TEXT", default_value_t = Description::default(), hide_default_value = true)]
+    pub(crate) description: Description,
     #[command(flatten)]
     pub(crate) rate: RateArgs,
 }
@@ -273,6 +276,7 @@ impl Create {
                 ack_timeout_us: 0,
             }),
             distribution: self.distribution.to_string(),
+            description: self.common.description.to_string(),
             on_member_loss: self.on_member_loss.message(),
             on_member_stall: self.on_member_stall.message(self.member_stall_ms),
             any_source: match self.any_source {
@@ -342,6 +346,7 @@ mod tests {
                 lanes: 1,
                 mcst_id: None,
                 stall_timeout_ms: 1000,
+                description: Description::default(),
                 rate: RateArgs::default(),
             },
             source: "h1".to_owned(),

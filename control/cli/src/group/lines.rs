@@ -22,6 +22,7 @@ pub(super) struct GroupLine {
     memory_bytes: u64,
     switches: Vec<String>,
     reason: String,
+    description: String,
 }
 
 impl GroupLine {
@@ -68,6 +69,7 @@ impl From<api::Group> for GroupLine {
             memory_bytes: 0,
             switches: group.tree.into_iter().map(|node| node.switch_name).collect(),
             reason: state.reason,
+            description: state.description,
         }
     }
 }
@@ -93,6 +95,7 @@ impl From<api::Collective> for GroupLine {
             memory_bytes: group.tree.iter().map(|node| node.memory_bytes).sum(),
             switches: group.tree.into_iter().map(|node| node.switch_name).collect(),
             reason: state.reason,
+            description: state.description,
         }
     }
 }

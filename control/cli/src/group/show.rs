@@ -143,9 +143,17 @@ impl GroupReport {
         }
     }
 
+    fn describe(&mut self, description: &str) {
+        self.facts.field("description", description);
+        if !description.is_empty() {
+            self.facts.line("description", description);
+        }
+    }
+
     fn of_multicast(state: &api::GroupState) -> (Self, Vec<api::Lane>) {
         let phase = last_word(state.phase().as_str_name());
         let mut report = Self::new("Group", &state.name, phase, &state.reason);
+        report.describe(&state.description);
         let own = super::mcst_ids(state);
         let addresses = super::member_addresses(&state.mcst_id, &own);
         let facts = &mut report.facts;
@@ -223,6 +231,7 @@ impl GroupReport {
         let settings = state.settings.clone().unwrap_or_default();
         let phase = last_word(state.phase().as_str_name());
         let mut report = Self::new("Collective group", &state.name, phase, &state.reason);
+        report.describe(&state.description);
         report.ranks = Some(rank_lines(&state));
         let host = |rank| {
             let member = state.members.iter().find(|m| m.rank == rank)?;

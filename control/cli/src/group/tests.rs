@@ -111,6 +111,7 @@ async fn a_collective_group_is_shown_with_its_policies_and_who_conflicts() {
         name: "job".to_owned(),
         phase: api::CollectivePhase::Failed as i32,
         generation: 3,
+        description: "nightly training".to_owned(),
         settings: Some(settings),
         members: [(0, "a"), (1, "b"), (2, "c")].map(member).to_vec(),
         conflict: Some(disagreement()),
@@ -130,6 +131,8 @@ async fn a_collective_group_is_shown_with_its_policies_and_who_conflicts() {
         &fields,
         &["generation 3", "The ranks disagree about collective 7"],
     );
+    let description = json!({ "description": "nightly training" });
+    says(&report, &description, &["description nightly training"]);
     says(&report, &policies(), &POLICIES);
     says(&report, &limit(), &LIMIT);
     let (_, text) = both(&report);
@@ -213,6 +216,8 @@ async fn a_multicast_group_is_shown_with_its_generation_and_policies() {
     let fields = json!({ "generation": 5, "va_base": 0x1000, "stall_timeout_ms": 1500 });
     let lines = ["generation 5", "address base 0x1000", "stall time-out 1.50 s"];
     says(&report, &fields, &lines);
+    says(&report, &json!({ "description": "" }), &[]);
+    assert!(!both(&report).1.contains("description"));
     let loss = json!({ "on_member_loss": "fail" });
     says(&report, &loss, &["on member loss fail"]);
     let stall = json!({ "on_member_stall": "evict", "member_stall_ms": 700 });

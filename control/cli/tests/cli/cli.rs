@@ -187,6 +187,18 @@ fn wrong_flags_and_values_end_with_2_and_say_what_would_be_right() {
         ),
         (
             &[
+                "job",
+                "create",
+                "g",
+                "--ranks",
+                "h1,h2",
+                "--description",
+                "two\nlines",
+            ],
+            "at most 200 characters",
+        ),
+        (
+            &[
                 "group",
                 "create",
                 "g",

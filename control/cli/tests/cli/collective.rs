@@ -202,7 +202,7 @@ async fn a_collective_group_on_real_switches_is_shown_with_its_tree() {
 async fn an_operator_creates_a_collective_group_and_ranks_fill_it() {
     let fabric = Fabric::new().await;
     let create = "job create g --ranks h0,h1,h2,h3 --window 16 --message-packets 8 --reproducible \
-                  --loss-policy reflect --straggler-policy rnr";
+                  --loss-policy reflect --straggler-policy rnr --description training";
     let args: Vec<&str> = create.split_whitespace().collect();
     let created = fabric.castnet(&args).await;
     let (code, text) = fabric.refused(&args).await;
@@ -228,6 +228,8 @@ async fn an_operator_creates_a_collective_group_and_ranks_fill_it() {
     ] {
         assert!(page.contains(text), "{text} in\n{page}");
     }
+    let listed = fabric.castnet(&["group", "list"]).await;
+    assert_eq!(listed[0]["description"], "training");
     let mut ranks = fabric.ranks("g", 17, v1::CollectiveSettings::default()).await;
     for rank in &mut ranks {
         let settings = until(rank, CollectivePhase::Active)
@@ -243,7 +245,10 @@ async fn an_operator_creates_a_collective_group_and_ranks_fill_it() {
         .await;
     assert_eq!(twice.expect_err("taken").code(), Code::AlreadyExists);
     let shown = fabric.castnet(&["group", "show", "g"]).await;
-    assert_eq!(shown["straggler_policy"], "rnr");
+    assert_eq!(
+        (&shown["straggler_policy"], &shown["description"]),
+        (&"rnr".into(), &"training".into())
+    );
     fabric.castnet(&["group", "destroy", "g"]).await;
 }
 

@@ -222,7 +222,8 @@ impl Shared {
             core.check_collective(&new)?;
             let kind = Kind::Collective(Collective::new(new.ranks.clone(), settings.clone(), false));
             let common = (settings.lanes, new.settings.rate_limit);
-            core.draw_up(&new.name, kind, common, new.mcst_id, owner)
+            let record = core.draw_up(&new.name, kind, common, new.mcst_id, owner);
+            record.map(|record| record.described(&new.description))
         };
         let then = |core: &mut Core, record, layout| {
             core.check_collective(&new)?;
@@ -245,7 +246,9 @@ impl Shared {
             core.check_multicast(&group)?;
             let latency = core.config.relay_latency;
             let kind = Kind::Multicast(Multicast::new(group.clone(), start_psn, latency));
-            core.draw_up(&group.name, kind, (group.lanes, group.rate_limit), wanted, owner)
+            let common = (group.lanes, group.rate_limit);
+            let record = core.draw_up(&group.name, kind, common, wanted, owner);
+            record.map(|record| record.described(&group.description))
         };
         let then = |core: &mut Core, record, layout| {
             core.check_multicast(&group)?;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use castnet_group::Description;
 use castnet_planner::Edge;
 use castnet_rules::lane_name;
 use castnet_wire::{Control, MacAddr, McstId, Qpn, RateLimit};
@@ -31,6 +32,13 @@ pub struct Record {
     /// Limit of the data of each sender, all lanes together; `None`: no limit.
     #[serde(default, with = "text::rate_limit", skip_serializing_if = "Option::is_none")]
     pub rate_limit: Option<RateLimit>,
+    /// What it is for, since it was created.
+    #[serde(
+        default,
+        with = "text::display",
+        skip_serializing_if = "Description::is_empty"
+    )]
+    pub description: Description,
     /// Version of the rules of the present or last plan; 0 before the first.
     pub generation: u64,
     /// Its address.
@@ -143,6 +151,7 @@ impl Record {
             owner: String::new(),
             tenant: String::new(),
             rate_limit: None,
+            description: Description::default(),
             generation: 0,
             mcst_id,
             more_lanes,
@@ -152,6 +161,13 @@ impl Record {
             plan: None,
             placed: BTreeSet::new(),
             kind,
+        }
+    }
+
+    pub(crate) fn described(self, description: &Description) -> Self {
+        Self {
+            description: description.clone(),
+            ..self
         }
     }
 

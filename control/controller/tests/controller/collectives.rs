@@ -256,6 +256,7 @@ async fn a_group_that_was_created_first_settles_its_shape_and_outlives_its_ranks
         ranks: vec!["h2".into(), "h0".into()],
         settings: Some(settings),
         mcst_id: Some("10.200.7.7".into()),
+        ..Default::default()
     };
     let created = client
         .create_collective(request.clone())

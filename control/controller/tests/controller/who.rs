@@ -463,10 +463,21 @@ async fn nobody_takes_the_place_of_a_member_beside_its_group() {
 }
 
 #[tokio::test]
-async fn a_group_has_the_owner_that_created_it_also_after_a_restart() {
+async fn a_group_has_its_owner_and_its_description_also_after_a_restart() {
     let tls = Tls::new().await;
     let (lab, mut operator) = (&tls.lab, tls.operator.clone());
-    operator.create_group(creation("g", &["h0", "h1"])).await.unwrap();
+    let group = v1::CreateGroupRequest {
+        description: "weights".into(),
+        ..creation("g", &["h0", "h1"])
+    };
+    operator.create_group(group).await.unwrap();
+    let training = v1::CreateCollectiveRequest {
+        name: "train".into(),
+        ranks: vec!["h0".into(), "h1".into()],
+        description: "nightly training".into(),
+        ..Default::default()
+    };
+    operator.create_collective(training).await.unwrap();
     let h0 = tls.client(&["h0"]).await;
     let _rank = Rank::join(&h0, lab.rank("job", 0, 2, 0x10)).await;
     tls.controller.stop().await;
@@ -475,8 +486,11 @@ async fn a_group_has_the_owner_that_created_it_also_after_a_restart() {
     let mut operator = tls.authority.client(lab.folder.path(), at, &["ops"]).await;
     let listed = operator.list_groups(v1::ListControllerGroupsRequest {}).await;
     let listed = listed.unwrap().into_inner();
-    assert_eq!(listed.groups[0].state.as_ref().unwrap().owner, "ops");
-    assert_eq!(listed.collectives[0].state.as_ref().unwrap().owner, "h0");
+    let group = listed.groups[0].state.as_ref().unwrap();
+    assert_eq!((&*group.owner, &*group.description), ("ops", "weights"));
+    let jobs = listed.collectives.iter().map(|job| job.state.as_ref().unwrap());
+    let jobs: Vec<_> = jobs.map(|job| (&*job.owner, &*job.description)).collect();
+    assert_eq!(jobs, [("h0", ""), ("ops", "nightly training")]);
 }
 
 #[tokio::test]

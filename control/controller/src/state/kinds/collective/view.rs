@@ -175,6 +175,7 @@ pub(crate) fn head(group: &Collective, entry: &Entry) -> v1::CollectiveState {
         conflict: ending.and_then(conflict),
         lanes: lanes(&record.name, record.mcst_ids().collect()),
         owner: record.owner.clone(),
+        description: record.description.to_string(),
         ..Default::default()
     }
 }

@@ -297,6 +297,7 @@ mod tests {
             mcst_id: None,
             lanes: 1,
             rate_limit: None,
+            description: Default::default(),
             settings: Default::default(),
         };
         let mut group = Multicast::new(group, Psn::new(0), 100);

@@ -42,6 +42,7 @@ pub(crate) fn request(ends: impl Iterator<Item = HostEndpoint>) -> NewGroup {
         mcst_id: None,
         lanes: 1,
         rate_limit: None,
+        description: Default::default(),
         settings: MulticastSettings {
             stall_timeout_ms: 700,
             ..MulticastSettings::default()

@@ -186,6 +186,7 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
         diversion: diversion(group),
         outside: group.outside.iter().map(outside).collect(),
         owner: record.owner.clone(),
+        description: record.description.to_string(),
         ..Default::default()
     }
 }
