@@ -8,3 +8,4 @@ mod limit;
 mod links;
 mod programs;
 mod rooms;
+mod settings;
