@@ -287,6 +287,7 @@ async fn begin(
     for link in shared.links.values() {
         shared.spawn(link.clone().run(shared.clone()));
     }
+    shared.spawn(tasks::keep_time(shared.clone()));
     shared.spawn(tasks::watch_links(shared.clone()));
     shared.spawn(tasks::watch_relays(shared.clone()));
     {

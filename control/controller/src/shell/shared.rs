@@ -50,6 +50,9 @@ impl Drop for Locked<'_> {
         for effect in std::mem::take(&mut self.core.effects) {
             self.shared.carry_out(effect);
         }
+        let due = self.core.poll_timeout();
+        let is_new = |told: &mut Option<Instant>| std::mem::replace(told, due) != due;
+        self.shared.due.send_if_modified(is_new);
     }
 }
 
@@ -76,6 +79,8 @@ pub(crate) struct Shared {
     pub(crate) events: broadcast::Sender<Arc<v1::ControllerEvent>>,
     /// Changes whenever switches or hosts report something new.
     pub(crate) fabric: watch::Sender<()>,
+    /// When the state has something to do.
+    pub(crate) due: watch::Sender<Option<Instant>>,
     pub(crate) tasks: TaskTracker,
     /// Cancelled when the controller stops.
     pub(crate) stopped: CancellationToken,
@@ -109,6 +114,7 @@ impl Shared {
             staged,
             events: broadcast::Sender::new(EVENTS_MAX),
             fabric: watch::Sender::new(()),
+            due: watch::Sender::new(None),
             tasks: TaskTracker::new(),
             stopped: CancellationToken::new(),
         }
@@ -302,25 +308,18 @@ impl Shared {
                 }
             }
             Effect::SyncRoutes(switch) => tasks::sync_routes(self, &switch, None),
-            Effect::After(pause, act) => self.spawn(async move {
-                tokio::time::sleep(pause).await;
-                act(&mut shared.lock());
-            }),
-            Effect::Timer(pause, act, dropped) => self.spawn(async move {
-                tokio::select! {
-                    () = tokio::time::sleep(pause) => act(&mut shared.lock()),
-                    _ = dropped => {}
-                }
-            }),
         }
     }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::state::core::tests::{core, join};
     use crate::state::lifecycle::{Event, Phase};
+    use crate::state::timers::Owner;
 
     /// Without tasks: nothing is written, and no switch is called.
     pub(crate) fn shared() -> Arc<Shared> {
@@ -336,16 +335,6 @@ pub(crate) mod tests {
         shared.lock().journal.under_way = None;
     }
 
-    async fn until_tasks(shared: &Shared, left: usize) {
-        for _ in 0..1000 {
-            if shared.tasks.len() == left {
-                return;
-            }
-            tokio::task::yield_now().await;
-        }
-        panic!("{} tasks", shared.tasks.len());
-    }
-
     /// A host could fill the memory with them: it joins with a long lease, ends its call, leaves, and joins again.
     #[tokio::test]
     async fn timers_end_with_their_group() {
@@ -353,11 +342,11 @@ pub(crate) mod tests {
         for _ in 0..3 {
             let rank = shared.lock().init(join("job", 0, 2, ""), "h0");
             drop(rank.unwrap());
-            assert_eq!(shared.tasks.len(), 1, "the lease runs");
+            assert!(shared.lock().poll_timeout().is_some(), "the lease runs");
             shared.lock().leave_collective("job", 0).unwrap();
             shared.lock().step("job", Event::Cleared, None).unwrap();
             end_batch(&shared);
-            until_tasks(&shared, 0).await;
+            assert_eq!(shared.lock().poll_timeout(), None);
         }
     }
 
@@ -365,18 +354,34 @@ pub(crate) mod tests {
     async fn a_group_has_one_timer_of_its_phase() {
         let shared = shared();
         let rank = shared.lock().init(join("job", 0, 2, ""), "h0").unwrap();
-        for _ in 0..3 {
+        let timers = |phase| {
             let mut core = shared.lock();
-            core.change("job", |r| r.phase = Phase::Failed).unwrap();
+            core.change("job", |r| r.phase = phase).unwrap();
             core.arm("job");
-        }
-        until_tasks(&shared, 1).await;
-        shared
-            .lock()
-            .change("job", |r| r.phase = Phase::Registered)
-            .unwrap();
-        shared.lock().arm("job");
-        until_tasks(&shared, 0).await;
+            core.group("job").unwrap().live.timers.keys().count()
+        };
+        assert_eq!(
+            [Phase::Failed, Phase::Failed, Phase::Registered].map(timers),
+            [1, 1, 0]
+        );
         drop(rank);
+    }
+
+    /// Also when something else is due before what it waits for.
+    #[tokio::test]
+    async fn the_state_is_told_what_is_due() {
+        let shared = shared();
+        shared.spawn(tasks::keep_time(shared.clone()));
+        for pause in [600_000, 1] {
+            {
+                let mut core = shared.lock();
+                let at = core.now + Duration::from_millis(pause);
+                core.timers.set(Owner::Routes, at);
+            }
+            tokio::task::yield_now().await;
+        }
+        while shared.lock().poll_timeout().is_some() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 }

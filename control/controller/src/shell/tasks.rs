@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::Code;
 
 use super::link::{CHANGES_TOGETHER, SwitchError};
@@ -17,6 +17,25 @@ use crate::state::{broken_links, multicast_routes};
 
 /// Pause before a group is looked at whose rules are on their way to its switches.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// Tells the state when something is due.
+pub(crate) async fn keep_time(shared: Arc<Shared>) {
+    let mut due = shared.due.subscribe();
+    loop {
+        let at = *due.borrow_and_update();
+        let is_due = async {
+            match at {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = is_due => shared.lock().handle_timeout(),
+            _ = due.changed() => {}
+        }
+    }
+}
 
 pub(crate) async fn watch_links(shared: Arc<Shared>) {
     let mut changes = shared.fabric.subscribe();

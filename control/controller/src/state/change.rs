@@ -2,6 +2,7 @@
 //! controller before it is stored (see `journal.rs`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use castnet_proto::v1;
 use castnet_wire::McstId;
@@ -17,6 +18,7 @@ use crate::state::multicast_routes;
 use crate::state::record::{Ending, Record};
 use crate::state::shown::Cache;
 use crate::state::table::Entry;
+use crate::state::timers::{Due, Owner};
 use crate::store::{Key, etcd};
 
 /// Groups whose work is resumed at once: others use the lock in between.
@@ -159,28 +161,29 @@ impl Core {
     }
 
     /// What happens to a group after a time in its phase.
-    pub(crate) fn arm(&mut self, name: &str) {
-        let Some(record) = self.groups.get(name).map(Entry::record) else {
-            return;
-        };
-        let (generation, phase, kind) = (record.generation, record.phase, record.kind.behaviour());
-        let then = match phase {
+    fn next_in_time(&self, name: &str) -> Option<(Duration, Event)> {
+        let record = self.groups.get(name)?.record();
+        let kind = record.kind.behaviour();
+        match record.phase {
             Phase::Broken => Some((kind.notice(), Event::TimeUp)),
             Phase::Failed | Phase::Refused if kind.lingers() => {
                 Some((self.config.timeouts.linger, Event::Destroy))
             }
             _ => None,
-        };
-        let timer = then.map(|(after, event)| {
-            self.timer(name, after, move |core, name| {
-                let same = |e: &Entry| (e.record().generation, e.record().phase) == (generation, phase);
-                if core.group(name).is_ok_and(same) {
-                    core.try_step(name, event, None);
-                }
-            })
-        });
-        if let Some(entry) = self.groups.get_mut(name) {
-            entry.live.phase_timer = timer;
+        }
+    }
+
+    /// The time of a group in its phase begins.
+    pub(crate) fn arm(&mut self, name: &str) {
+        match self.next_in_time(name) {
+            Some((after, _)) => self.set_timer(name, Due::Phase, after),
+            None => self.cancel_timer(name, &Due::Phase),
+        }
+    }
+
+    pub(crate) fn phase_over(&mut self, name: &str) {
+        if let Some((_, event)) = self.next_in_time(name) {
+            self.try_step(name, event, None);
         }
     }
 
@@ -270,6 +273,7 @@ impl Core {
     pub(crate) fn forget(&mut self, name: &str) -> Result<(), Refusal> {
         self.journal.check_open()?;
         if let Some(entry) = self.groups.remove(name) {
+            self.timers.cancel(&Owner::Group(name.into()));
             entry.changed.send_replace(());
             let plan = entry.record().plan.as_ref();
             if plan.is_some_and(|plan| plan.refinement.is_some()) {

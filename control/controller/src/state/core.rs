@@ -26,6 +26,7 @@ use crate::state::others::Others;
 use crate::state::pace::Pace;
 use crate::state::record::Record;
 use crate::state::table::{Entry, Groups, Usage};
+use crate::state::timers::{Owner, Timers};
 use crate::state::written_off::AllWrittenOff;
 use crate::store::{StoreError, Stored, Table};
 
@@ -71,6 +72,7 @@ pub(crate) struct Core {
     pub(crate) links_changed: Changed,
     pub(crate) signs: Signs,
     pub(crate) multicast_routes: MulticastRoutes,
+    pub(crate) timers: Timers<Owner>,
 }
 
 impl Core {
@@ -122,6 +124,7 @@ impl Core {
             links_changed: Changed::default(),
             signs: Signs::default(),
             multicast_routes,
+            timers: Timers::default(),
             config,
         }
     }

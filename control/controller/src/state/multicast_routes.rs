@@ -18,6 +18,7 @@ use crate::state::effect::Effect;
 use crate::state::fabric::{Facts, Reach};
 use crate::state::kinds::multicast::refine::Refinement;
 use crate::state::table::{Entry, Groups};
+use crate::state::timers::Owner;
 
 /// What the controller knows of them.
 #[derive(Default)]
@@ -33,8 +34,6 @@ pub(crate) struct MulticastRoutes {
     foreign: BTreeSet<Ipv4Addr>,
     /// The address given out last: the search continues after it, so that none is used again soon.
     last: Option<Ipv4Addr>,
-    /// Addresses that no group uses any more are looked for soon.
-    is_sweeping: bool,
     /// Groups that are looked at soon, to refine them.
     pub(crate) refined_soon: BTreeSet<String>,
 }
@@ -287,13 +286,12 @@ const SWEEP: Duration = Duration::from_secs(2);
 
 /// Looks soon for addresses that no group uses any more.
 pub(crate) fn sweep_soon(core: &mut Core) {
-    if !std::mem::replace(&mut core.multicast_routes.is_sweeping, true) {
-        core.after(SWEEP, sweep);
+    if core.timers.time(&Owner::Routes).is_none() {
+        core.timers.set(Owner::Routes, core.now + SWEEP);
     }
 }
 
-fn sweep(core: &mut Core) {
-    core.multicast_routes.is_sweeping = false;
+pub(crate) fn sweep(core: &mut Core) {
     let (mut gone, mut again) = (Vec::new(), false);
     for (address, known) in &core.multicast_routes.groups {
         let entry = core.groups.get(&known.name);

@@ -6,19 +6,17 @@ use castnet_proto::convert::new_group_from_proto;
 use castnet_proto::states::WatchedGroups;
 use castnet_wire::{McstId, Psn};
 use proptest::prelude::*;
-use tokio::sync::oneshot::error::TryRecvError;
 
 use super::*;
 use crate::state::core::tests::core;
-use crate::state::effect::Effect;
 use crate::state::fabric::{HostRecord, NeighbourReport, SwitchReport, Who};
 use crate::state::kinds::collective::live::Presence;
 use crate::state::kinds::collective::record::Collective;
 use crate::state::kinds::multicast::record::Multicast;
 use crate::state::kinds::{Joining, Kind};
-use crate::state::leases::Leased;
 use crate::state::lifecycle::{After, Phase};
 use crate::state::record::Record;
+use crate::state::timers::{Due, Leased};
 
 const MEMBERS: u8 = 5;
 const WATCHERS: usize = 3;
@@ -59,45 +57,36 @@ fn record(name: &str) -> Record {
     )
 }
 
-/// A member whose calls end again and again has one timer, which fires when the last lease has run.
+/// A member whose calls end again and again has one timer, that of its last lease.
 #[test]
 fn a_member_has_one_timer_however_often_its_lease_runs() {
     let mut core = core(|_| {});
     core.groups.put(record("c"));
-    let (rank, lease) = (Leased::Rank(1), Duration::from_secs(600));
+    let (rank, lease) = (Due::Lease(Leased::Rank(1)), Duration::from_secs(600));
     for _ in 0..1000 {
         core.now += Duration::from_millis(1);
-        core.run_timer("c", rank.clone(), lease);
+        core.set_timer("c", rank.clone(), lease);
     }
-    let mut timers = std::mem::take(&mut core.effects);
-    assert_eq!(timers.len(), 1);
-    let ends = core.now + lease;
-    let Some(Effect::Timer(_, first, _)) = timers.pop() else {
-        panic!("no timer")
+    assert_eq!(core.poll_timeout(), Some(core.now + lease));
+    let has = |core: &Core| {
+        let timers = &core.group("c").expect("a group").live.timers;
+        timers.time(&rank).is_some()
     };
-    core.now += lease - Duration::from_millis(999);
-    first(&mut core);
-    // It goes on for the rest.
-    let Some(Effect::Timer(rest, last, mut dropped)) = core.effects.pop() else {
-        panic!("no timer")
-    };
-    assert_eq!(core.now + rest, ends);
-    // A shorter lease does not wait for the timer of a longer one.
-    assert!(dropped.try_recv() == Err(TryRecvError::Empty));
-    core.run_timer("c", rank.clone(), Duration::from_millis(1));
-    assert!(
-        matches!(core.effects.pop(), Some(Effect::Timer(pause, ..)) if pause == Duration::from_millis(1))
-    );
-    assert!(dropped.try_recv() == Err(TryRecvError::Closed));
-    core.now = ends;
-    last(&mut core);
-    assert!(
-        core.effects.is_empty()
-            && core
-                .groups
-                .get("c")
-                .is_some_and(|e| e.live.leases.contains_key(&rank))
-    );
+    core.now += lease - Duration::from_millis(1);
+    core.handle_timeout();
+    assert!(has(&core));
+    core.set_timer("c", Due::Phase, Duration::from_secs(1));
+    core.now += Duration::from_millis(1);
+    core.handle_timeout();
+    // The other one is next.
+    assert!(!has(&core));
+    assert_eq!(core.poll_timeout(), Some(core.now + Duration::from_millis(999)));
+    // A shorter lease does not wait for the end of a longer one.
+    core.set_timer("c", rank.clone(), lease);
+    core.set_timer("c", rank.clone(), Duration::from_millis(1));
+    assert_eq!(core.poll_timeout(), Some(core.now + Duration::from_millis(1)));
+    core.forget("c").expect("it is gone");
+    assert_eq!(core.poll_timeout(), None);
 }
 
 /// What happens to one of the two groups.

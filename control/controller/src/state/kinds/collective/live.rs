@@ -2,24 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use tokio::time::Instant;
-
 use crate::state::broken_links::DownLinks;
-use crate::state::effect::TimerGuard;
 use crate::state::kinds::multicast::stall::PathStall;
-use crate::state::leases::{Leased, Timer};
+use crate::state::timers::{Due, Timers};
 
 /// All but timers, links and paths is of groups of ranks.
 #[derive(Debug, Default)]
 pub(crate) struct Live {
     /// The last call of each rank. Counts while the rank has a seat, which is stored and may be taken back.
     pub(crate) present: BTreeMap<u16, Presence>,
-    /// Leases that run, or ran when their timers were set.
-    pub(crate) leases: BTreeMap<Leased, Timer>,
-    /// The timer of its phase, see [`Core::arm`](crate::state::core::Core::arm).
-    pub(crate) phase_timer: Option<TimerGuard>,
-    /// Ranks that switches wait for: the last report of each, and when it came.
-    pub(crate) stalls: BTreeMap<String, (Instant, Vec<u16>)>,
+    pub(crate) timers: Timers<Due>,
+    /// Ranks that switches wait for: the last report of each.
+    pub(crate) stalls: BTreeMap<String, Vec<u16>>,
     /// Ranks that are waited for, by all of these reports.
     pub(crate) waiting_for: Vec<u16>,
     /// Links and switches of its tree, while it runs.

@@ -13,6 +13,7 @@ use crate::state::core::Core;
 use crate::state::lifecycle::{Event, Phase};
 use crate::state::record::{Ending, Record};
 use crate::state::table::Entry;
+use crate::state::timers::Due;
 
 /// How late the next report of a stall may come.
 const REPORT_MARGIN: Duration = Duration::from_millis(500);
@@ -137,7 +138,7 @@ impl Core {
             known.map_or_else(String::new, |r| r.host.clone())
         };
         let known = entry.live.stalls.get(switch);
-        let is_news = known.is_none_or(|(_, known)| *known != ranks);
+        let is_news = known != Some(&ranks);
         let event = v1::controller_event::Event::CollectiveStalled(v1::CollectiveStalled {
             group: name.clone(),
             switch_name: switch.into(),
@@ -152,21 +153,17 @@ impl Core {
         let Some(entry) = self.groups.get_mut(&name).filter(|_| phase == Phase::Active) else {
             return;
         };
-        let (at, switch) = (self.now, switch.to_owned());
-        entry.live.stalls.insert(switch.clone(), (at, ranks));
+        entry.live.stalls.insert(switch.into(), ranks);
         self.update_waiting(&name);
-        self.later(&name, 2 * stall + REPORT_MARGIN, move |core, name| {
-            if let Some(entry) = core.groups.get_mut(name)
-                && entry
-                    .live
-                    .stalls
-                    .get(&switch)
-                    .is_some_and(|(when, _)| *when == at)
-            {
-                entry.live.stalls.remove(&switch);
-                core.update_waiting(name);
-            }
-        });
+        self.set_timer(&name, Due::Stall(switch.into()), 2 * stall + REPORT_MARGIN);
+    }
+
+    /// A switch has not said again that it waits.
+    pub(crate) fn stall_over(&mut self, name: &str, switch: &str) {
+        if let Some(entry) = self.groups.get_mut(name) {
+            entry.live.stalls.remove(switch);
+            self.update_waiting(name);
+        }
     }
 
     fn update_waiting(&mut self, name: &str) {
@@ -191,7 +188,7 @@ fn waited_for(entry: &Entry) -> Vec<u16> {
         })
         .collect();
     let mut all = BTreeSet::new();
-    for (switch, (_, ranks)) in &entry.live.stalls {
+    for (switch, ranks) in &entry.live.stalls {
         let counts = |rank: &&u16| {
             let own = own.get(*rank);
             own.is_none_or(|own| *own == switch || !entry.live.stalls.contains_key(*own))

@@ -13,11 +13,11 @@ use crate::error::Refusal;
 use crate::state::access::check_size;
 use crate::state::core::Core;
 use crate::state::kinds::{Ends, Joining, Kind};
-use crate::state::leases::Leased;
 use crate::state::lifecycle::{After, Event, Phase};
 use crate::state::record::{Ending, Record};
 use crate::state::requests::{Changes, Seen};
 use crate::state::table::Entry;
+use crate::state::timers::{Due, Leased};
 
 /// What a rank is in by a call.
 pub(crate) struct Seated {
@@ -274,7 +274,7 @@ impl Core {
             entry.live.present.insert(rank, Presence::Away(call));
         }
         if let Some(lease) = lease {
-            self.run_timer(group, Leased::Rank(rank), lease);
+            self.set_timer(group, Due::Lease(Leased::Rank(rank)), lease);
         }
     }
 

@@ -7,9 +7,9 @@ use super::record::{JoinedBy, Multicast, Seat};
 use crate::error::Refusal;
 use crate::state::core::Core;
 use crate::state::kinds::Joining;
-use crate::state::leases::Leased;
 use crate::state::lifecycle::Event;
 use crate::state::record::Ending;
+use crate::state::timers::{Due, Leased};
 
 impl Multicast {
     /// The seat that a member has by this call, and its lease.
@@ -33,7 +33,7 @@ impl Core {
             return;
         };
         tracing::info!(group, host, ?lease, "call ended: its lease runs");
-        self.run_timer(group, Leased::Host(host.to_owned()), lease);
+        self.set_timer(group, Due::Lease(Leased::Host(host.to_owned())), lease);
     }
 
     /// Leases run of all members whose calls do not stand, as after a restart of the controller.

@@ -13,9 +13,9 @@ use super::record::{Diverted, JoinedBy, MemberState, Multicast, Seat};
 use crate::state::core::Core;
 use crate::state::core::tests::core;
 use crate::state::kinds::{GroupKind, Joining, Kind};
-use crate::state::leases::Leased;
 use crate::state::lifecycle::{After, Event, PHASES, Phase};
 use crate::state::record::Record;
+use crate::state::timers::{Due, Leased};
 
 fn end(number: u8) -> HostEndpoint {
     HostEndpoint {
@@ -161,15 +161,19 @@ fn with_lease(call: u64, phase: Phase) -> Core {
     core
 }
 
+fn lease(host: &str) -> Due {
+    Due::Lease(Leased::Host(host.into()))
+}
+
 /// Calls may have ended before: h1 has a lease, and its call was one to an earlier controller.
 #[test]
 fn a_lease_runs_when_the_group_is_active() {
     let mut core = with_lease(0, Phase::Installing);
     core.run_leases("g");
-    assert!(core.group("g").unwrap().live.leases.is_empty());
+    assert_eq!(core.group("g").unwrap().live.timers.first(), None);
     core.step("g", Event::Confirmed, None).unwrap();
-    let leases = &core.group("g").unwrap().live.leases;
-    assert_eq!(Vec::from_iter(leases.keys()), [&Leased::Host("h1".into())]);
+    let timers = &core.group("g").unwrap().live.timers;
+    assert_eq!(Vec::from_iter(timers.keys()), [&lease("h1")]);
 }
 
 /// Until the store works it could not come back: its lease runs anew then. It was put out at once.
@@ -189,8 +193,7 @@ fn a_lease_that_ends_while_the_store_fails_runs_again() {
         }
         assert_eq!(is_in(&core), fails);
         let live = &mut core.groups.get_mut("g").unwrap().live;
-        let runs = live.leases.remove(&Leased::Host("h1".into())).is_some();
-        assert_eq!(runs, fails);
+        assert_eq!(live.timers.cancel(&lease("h1")), fails);
         core.journal.under_way = None;
     }
 }

@@ -176,13 +176,9 @@ fn a_group_is_refined_again_after_a_write_that_fails() {
     core.take_back(&mut batch);
     core.effects.clear();
     assert!(core.resume());
-    let sweeps = |effect: &Effect| matches!(effect, Effect::After(..));
-    let after = core.effects.iter().position(sweeps).unwrap();
-    let Effect::After(_, sweep) = core.effects.swap_remove(after) else {
-        unreachable!();
-    };
     assert_eq!(asked(&mut core), 1);
-    sweep(&mut core);
+    core.now = core.poll_timeout().expect("addresses are looked for");
+    core.handle_timeout();
     let router = core.wanted_routes("core", Some(address)).unwrap();
     assert!(router.routes.is_empty());
     assert!(core.begin_refinement("g").is_some());
@@ -201,11 +197,8 @@ fn a_group_that_is_there_again_has_its_address() {
     core.effects.clear();
     core.forget("g").unwrap();
     let mut batch = core.journal.take(|_| None).unwrap();
-    for effect in std::mem::take(&mut core.effects) {
-        if let Effect::After(_, sweep) = effect {
-            sweep(&mut core);
-        }
-    }
+    core.now = core.poll_timeout().expect("addresses are looked for");
+    core.handle_timeout();
     let has = |core: &Core| {
         let router = core.wanted_routes("core", Some(address)).unwrap();
         router.routes.len() == 1
