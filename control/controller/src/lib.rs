@@ -28,15 +28,14 @@ pub mod store;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use castnet_proto::access::{Access, check_roles, guard, serve};
 use castnet_proto::audit::AuditLog;
 use castnet_proto::process;
 use castnet_proto::transport::{Address, Server};
 use castnet_proto::v1::ControllerTerm;
-use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
@@ -264,7 +263,6 @@ async fn begin(
     let config = Arc::new(config);
     let owner = format!("controller-{:016x}", crate::state::requests::draw());
     let stored = Stored::load(&*store, &owner, lead.is_none(), config.init).await?;
-    let staged = Arc::new(Notify::new());
     let (probe, mark) = (
         Probe::new(&stored.versions),
         Mark::new(&stored.versions, stored.epoch),
@@ -276,8 +274,8 @@ async fn begin(
         address: address.to_string(),
         in_memory: config.store.is_none() && config.etcd.is_none(),
     };
-    let core = Core::new(config.clone(), stored, Instant::now(), staged.clone());
-    let shared = Arc::new(Shared::new(config, term, lead, core, staged));
+    let core = Core::new(config.clone(), stored, Instant::now());
+    let shared = Arc::new(Shared::new(config, term, lead, core));
     // It ends by itself, after the last write.
     let writer = shared
         .tasks

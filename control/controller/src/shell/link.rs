@@ -195,7 +195,8 @@ impl Link {
             if before == Reach::Up || !matches!(*self.connection.borrow(), Some(Err(_))) {
                 tracing::warn!(switch = name, reason, "switch lost");
             }
-            core.signs.lost(name, Instant::now());
+            let now = core.now;
+            core.signs.lost(name, now);
             self.connection.send_replace(Some(Err(reason.clone())));
             core.links_changed.switches.insert(name.clone());
             core.groups.on_switch(name)
@@ -366,7 +367,7 @@ impl Link {
                 .collect(),
         };
         let core = &mut *shared.lock();
-        let (name, now) = (&self.config.name, Instant::now());
+        let (name, now) = (&self.config.name, core.now);
         let (stalled, silent) = core.signs.report(&core.facts, name, &report, now);
         let changed = core.facts.report(&self.config.name, report);
         let wrong = core.facts.wrong_links(&self.config.name);

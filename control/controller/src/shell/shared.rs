@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use castnet_proto::term::WithTerm;
 use castnet_proto::v1;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, broadcast, watch};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -50,6 +49,9 @@ impl Drop for Locked<'_> {
         for effect in std::mem::take(&mut self.core.effects) {
             self.shared.carry_out(effect);
         }
+        if self.core.journal.take_news() {
+            self.shared.staged.notify_one();
+        }
         let due = self.core.poll_timeout();
         let is_new = |told: &mut Option<Instant>| std::mem::replace(told, due) != due;
         self.shared.due.send_if_modified(is_new);
@@ -75,7 +77,7 @@ pub(crate) struct Shared {
     pub(crate) listing: tokio::sync::Mutex<()>,
     core: Mutex<Core>,
     /// Notified when there is something to write.
-    pub(crate) staged: Arc<Notify>,
+    pub(crate) staged: Notify,
     pub(crate) events: broadcast::Sender<Arc<v1::ControllerEvent>>,
     /// Changes whenever switches or hosts report something new.
     pub(crate) fabric: watch::Sender<()>,
@@ -92,7 +94,6 @@ impl Shared {
         term: v1::ControllerTerm,
         lead: Option<Arc<Lead>>,
         core: Core,
-        staged: Arc<Notify>,
     ) -> Self {
         let links = config
             .switches
@@ -111,7 +112,7 @@ impl Shared {
             views: Turns::default(),
             listing: tokio::sync::Mutex::default(),
             core: Mutex::new(core),
-            staged,
+            staged: Notify::new(),
             events: broadcast::Sender::new(EVENTS_MAX),
             fabric: watch::Sender::new(()),
             due: watch::Sender::new(None),
@@ -325,7 +326,7 @@ pub(crate) mod tests {
     pub(crate) fn shared() -> Arc<Shared> {
         let core = core(|_| {});
         let (config, term) = (core.config.clone(), v1::ControllerTerm::default());
-        Arc::new(Shared::new(config, term, None, core, Arc::default()))
+        Arc::new(Shared::new(config, term, None, core))
     }
 
     /// What is staged is written.

@@ -1,11 +1,11 @@
 //! Tasks beside those of single groups and switches: they look at the state when something has changed, and carry out what that asks for.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::sleep_until;
 use tonic::Code;
 
 use super::link::{CHANGES_TOGETHER, SwitchError};
@@ -25,7 +25,7 @@ pub(crate) async fn keep_time(shared: Arc<Shared>) {
         let at = *due.borrow_and_update();
         let is_due = async {
             match at {
-                Some(at) => sleep_until(at).await,
+                Some(at) => sleep_until(at.into()).await,
                 None => std::future::pending().await,
             }
         };
@@ -39,39 +39,26 @@ pub(crate) async fn keep_time(shared: Arc<Shared>) {
 
 pub(crate) async fn watch_links(shared: Arc<Shared>) {
     let mut changes = shared.fabric.subscribe();
-    // When the time is up of groups with a link that is down.
-    let mut due: BTreeMap<String, Instant> = BTreeMap::new();
     loop {
         changes.mark_unchanged();
-        let now = Instant::now();
-        let up = due.iter().filter(|(_, at)| **at <= now);
-        let mut names: BTreeSet<String> = up.map(|(name, _)| name.clone()).collect();
-        let (changed, on_switches) = {
+        let names: BTreeSet<String> = {
             let mut core = shared.lock();
             let changed = std::mem::take(&mut core.links_changed);
-            let on_switches = changed.switches.iter().map(|s| core.groups.on_switch(s));
-            let on_switches: Vec<_> = on_switches.collect();
-            (changed.groups, on_switches)
+            let on_switches = changed.switches.iter().flat_map(|s| core.groups.on_switch(s));
+            on_switches.chain(changed.groups).collect()
         };
-        names.extend(on_switches.into_iter().flatten().chain(changed));
         let mut names = names.into_iter().peekable();
         while names.peek().is_some() {
             {
                 let mut core = shared.lock();
                 for name in names.by_ref().take(CHANGES_TOGETHER) {
-                    match broken_links::look(&mut core, &name, now) {
-                        Some(at) => due.insert(name, at),
-                        None => due.remove(&name),
-                    };
+                    broken_links::look(&mut core, &name);
                 }
             }
             shared.let_others().await;
         }
-        match due.values().min() {
-            // Either way it is time to look again.
-            Some(at) => drop(timeout_at(*at, changes.changed()).await),
-            None if changes.changed().await.is_err() => return,
-            None => {}
+        if changes.changed().await.is_err() {
+            return;
         }
     }
 }
@@ -84,14 +71,12 @@ pub(crate) async fn watch_relays(shared: Arc<Shared>) {
     let mut changes = shared.fabric.subscribe();
     loop {
         changes.mark_unchanged();
-        let (changed, due) = shared.lock().look_at_relays(&relays, Instant::now());
+        let changed = shared.lock().look_at_relays(&relays);
         for switch in changed {
             sync_routes(&shared, &switch, None);
         }
-        match due {
-            Some(at) => drop(timeout_at(at, changes.changed()).await),
-            None if changes.changed().await.is_err() => return,
-            None => {}
+        if changes.changed().await.is_err() {
+            return;
         }
     }
 }

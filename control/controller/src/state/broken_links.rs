@@ -2,9 +2,7 @@
 //! switches only report that they wait: after a grace period it fails with the name of the link, and its ranks find another place.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
-
-use tokio::time::Instant;
+use std::time::{Duration, Instant};
 
 use castnet_topology::{End, Topology};
 
@@ -15,6 +13,7 @@ use crate::state::lifecycle::{Event, Phase};
 use crate::state::lost_switches::why_dead;
 use crate::state::record::{Ending, Record};
 use crate::state::table::Entry;
+use crate::state::timers::Due;
 use castnet_rules::{GroupKind, NextHop};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,9 +57,17 @@ pub(crate) struct Changed {
     pub(crate) groups: BTreeSet<String>,
 }
 
-/// Notes which links of a group are down, and moves or fails it if its time is up. Returns when its time is up, or when another
+/// Notes which links of a group are down, and moves or fails it if its time is up. It is looked at again when its time is up, or when another
 /// tree is looked for again.
-pub(crate) fn look(core: &mut Core, name: &str, now: Instant) -> Option<Instant> {
+pub(crate) fn look(core: &mut Core, name: &str) {
+    let now = core.now;
+    match look_at(core, name, now) {
+        Some(at) => core.set_timer(name, Due::Links, at.saturating_duration_since(now)),
+        None => core.cancel_timer(name, &Due::Links),
+    }
+}
+
+fn look_at(core: &mut Core, name: &str, now: Instant) -> Option<Instant> {
     let entry = core.groups.get(name).filter(|e| is_watched(e.record()))?;
     let before = &entry.live.links_down;
     let down: DownLinks = down(core, entry)

@@ -3,13 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use castnet_proto::v1;
 use castnet_rules::Ipv4Net;
 use castnet_wire::McstId;
-use tokio::sync::Notify;
-use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::error::Refusal;
@@ -76,8 +74,8 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// The state as it is stored, before anything is heard of switches. `wake` is notified when there is something to write.
-    pub(crate) fn new(config: Arc<Config>, stored: Stored, now: Instant, wake: Arc<Notify>) -> Self {
+    /// The state as it is stored, before anything is heard of switches.
+    pub(crate) fn new(config: Arc<Config>, stored: Stored, now: Instant) -> Self {
         let mut groups = Groups::default();
         for record in stored.groups {
             groups.put(record.after_restart());
@@ -118,7 +116,7 @@ impl Core {
             numbers: AtomicU64::new(0),
             mcst_pool: config.mcst_pool,
             last_mcst_ids: BTreeMap::new(),
-            journal: Journal::new(stored.versions, wake),
+            journal: Journal::new(stored.versions),
             store_error: None,
             postponed: Postponed::default(),
             links_changed: Changed::default(),
@@ -226,7 +224,7 @@ pub(crate) mod tests {
         };
         let mut config = Config::new(vec![switch]);
         change(&mut config);
-        Core::new(config.into(), Stored::default(), Instant::now(), Arc::default())
+        Core::new(config.into(), Stored::default(), Instant::now())
     }
 
     /// A rank of a job, at host `h<rank>`. Its lease is 10 minutes.

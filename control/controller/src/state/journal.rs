@@ -160,19 +160,24 @@ pub(crate) struct Journal {
     staged: Batch,
     pub(crate) under_way: Option<watch::Receiver<Outcome>>,
     is_closed: bool,
-    /// Notified when there is something to write.
-    wake: Arc<tokio::sync::Notify>,
+    /// There is something new to write.
+    is_new: bool,
 }
 
 impl Journal {
-    pub(crate) fn new(versions: BTreeMap<Key, Version>, wake: Arc<tokio::sync::Notify>) -> Self {
+    pub(crate) fn new(versions: BTreeMap<Key, Version>) -> Self {
         Self {
             versions: versions.into_iter().collect(),
             staged: Batch::default(),
             under_way: None,
             is_closed: false,
-            wake,
+            is_new: false,
         }
+    }
+
+    /// Whether there is something to write that was not there before.
+    pub(crate) fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.is_new)
     }
 
     /// Fails if the controller is stopping.
@@ -268,7 +273,7 @@ impl Journal {
         });
         // The last write of an entry counts; it replaces what the first would have replaced.
         staged.version = version;
-        self.wake.notify_one();
+        self.is_new = true;
         &mut staged.undo
     }
 
@@ -282,7 +287,7 @@ impl Journal {
             self.staged.events_lost += 1;
         }
         self.staged.events.push_back(event);
-        self.wake.notify_one();
+        self.is_new = true;
         None
     }
 
@@ -331,7 +336,7 @@ mod tests {
     /// A destruction was reported as complete although its last step was dropped.
     #[tokio::test]
     async fn after_the_end_no_change_counts_as_written() {
-        let mut journal = Journal::new(BTreeMap::new(), Arc::default());
+        let mut journal = Journal::new(BTreeMap::new());
         assert!(journal.ticket().durable().await.is_ok());
         journal.stage_host("h0", None, true);
         journal.close();

@@ -4,9 +4,7 @@
 //! all neighbours that have heard its LLDP hear it no more, or none has heard it since its agent is gone, and a group waits for it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
-
-use tokio::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::state::core::Core;
 use crate::state::fabric::{Facts, NeighbourReport, Reach, SwitchReport, Who};

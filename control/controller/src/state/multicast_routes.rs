@@ -4,14 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use castnet_planner::shufflecast::{Relaying, Relays, Tor, Update};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 use castnet_rules::{Ipv4Net, Route};
 use castnet_topology::{End, Splitter, Topology};
-use tokio::time::Instant;
 
 use crate::state::core::Core;
 use crate::state::effect::Effect;
@@ -200,13 +199,13 @@ fn no_link(facts: &Facts, (switch, port): (&str, u8)) -> Option<String> {
 
 impl Core {
     /// Why a relay no longer sends to its splitter, or when it will be taken for dead. `None`: it sends.
-    fn relay_fault(&self, splitter: &Splitter, now: Instant) -> Option<Result<String, Instant>> {
+    fn relay_fault(&self, splitter: &Splitter) -> Option<Result<String, Instant>> {
         let name = &splitter.from;
         if let Some((Reach::Down(gone), _)) = self.facts.switches.get(name) {
             // One whose agent alone is gone relays on.
             let since = self.signs.silent_since(name)?;
             return Some(match since + self.config.timeouts.link {
-                at if at <= now => Ok(format!("its agent cannot be reached ({gone})")),
+                at if at <= self.now => Ok(format!("its agent cannot be reached ({gone})")),
                 at => Err(at),
             });
         }
@@ -218,17 +217,23 @@ impl Core {
         near.chain(far).find_map(|end| no_link(&self.facts, end)).map(Ok)
     }
 
-    /// Moves rules if a relay has failed or works again. Returns the switches whose routes change, and when to look again.
-    pub(crate) fn look_at_relays(
-        &mut self,
-        relays: &Relays,
-        now: Instant,
-    ) -> (BTreeSet<String>, Option<Instant>) {
+    /// Moves rules if a relay has failed or works again. Returns the switches whose routes change. One that is silent is looked at again when it
+    /// will be taken for dead.
+    pub(crate) fn look_at_relays(&mut self, relays: &Relays) -> BTreeSet<String> {
+        let (changed, due) = self.moved_relays(relays);
+        match due {
+            Some(at) => self.timers.set(Owner::Relays, at),
+            None => drop(self.timers.cancel(&Owner::Relays)),
+        }
+        changed
+    }
+
+    fn moved_relays(&mut self, relays: &Relays) -> (BTreeSet<String>, Option<Instant>) {
         let (mut failed, mut due) = (BTreeMap::new(), None::<Instant>);
         let mut open = BTreeSet::new();
         for (tor, splitter) in relays.tors() {
             let known = self.facts.switches.get(&splitter.from);
-            match self.relay_fault(splitter, now) {
+            match self.relay_fault(splitter) {
                 Some(Ok(why)) => drop(failed.insert(tor, why)),
                 Some(Err(at)) => {
                     due = Some(due.map_or(at, |due| due.min(at)));

@@ -1,9 +1,7 @@
 //! How often hosts may do what costs all others time.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
-
-use tokio::time::Instant;
+use std::time::{Duration, Instant};
 
 /// So many times at once, and then once in each interval.
 pub(crate) struct Pace {

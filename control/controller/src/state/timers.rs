@@ -1,11 +1,10 @@
-//! What is due when: in groups, and of multicast routes.
+//! What is due when: in groups, and of multicast routes. What takes a long look is handed to the tasks that look when something has changed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
-
-use tokio::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::state::core::Core;
+use crate::state::effect::Effect;
 use crate::state::multicast_routes;
 
 /// What is done at once when it is due: others use the lock in between.
@@ -24,6 +23,8 @@ pub(crate) enum Due {
     /// Its phase has lasted as long as it may.
     Phase,
     Lease(Leased),
+    /// A link of its tree has been down for long enough.
+    Links,
     /// This switch has not said again that a collective stalls.
     Stall(String),
 }
@@ -33,6 +34,8 @@ pub(crate) enum Due {
 pub(crate) enum Owner {
     /// The first of its own timers.
     Group(String),
+    /// A relay has been silent for long enough.
+    Relays,
     /// Addresses that no group uses any more.
     Routes,
 }
@@ -102,6 +105,7 @@ impl Core {
         for _ in 0..DUE_TOGETHER {
             match self.timers.pop(self.now) {
                 Some(Owner::Group(name)) => self.due_in_group(&name),
+                Some(Owner::Relays) => self.effects.push(Effect::FabricChanged),
                 Some(Owner::Routes) => multicast_routes::sweep(self),
                 None => return,
             }
@@ -119,6 +123,10 @@ impl Core {
             Some(Due::Phase) => self.phase_over(name),
             Some(Due::Lease(Leased::Rank(rank))) => self.rank_lease_over(name, rank),
             Some(Due::Lease(Leased::Host(host))) => self.host_lease_over(name, &host),
+            Some(Due::Links) => {
+                self.links_changed.groups.insert(name.into());
+                self.effects.push(Effect::FabricChanged);
+            }
             Some(Due::Stall(switch)) => self.stall_over(name, &switch),
             None => {}
         }

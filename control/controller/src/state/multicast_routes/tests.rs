@@ -61,28 +61,34 @@ fn is_lost(core: &mut Core, switch: &str, now: Instant) {
     core.signs.lost(switch, now);
 }
 
+/// Looks at the relays. The switches whose routes change, and when to look again.
+fn looks(core: &mut Core, relays: &Relays, now: Instant) -> (BTreeSet<String>, Option<Instant>) {
+    core.now = now;
+    (core.look_at_relays(relays), core.timers.time(&Owner::Relays))
+}
+
 /// The routes went back to the static ones until tor5 was taken for dead again.
 #[test]
 fn relays_keep_their_routes_after_a_restart_until_it_is_known_which_one_has_failed() {
     let (mut core, relays) = shufflecast();
     let (start, patience) = (Instant::now(), core.config.timeouts.link);
     for tor in 0..5 {
-        assert_eq!(core.look_at_relays(&relays, start), (BTreeSet::new(), None));
+        assert_eq!(looks(&mut core, &relays, start), (BTreeSet::new(), None));
         connects(&mut core, &format!("tor{tor}"), start);
     }
     is_lost(&mut core, "tor5", start);
     for tor in ["tor6", "tor7"] {
         assert_eq!(
-            core.look_at_relays(&relays, start),
+            looks(&mut core, &relays, start),
             (BTreeSet::new(), Some(start + patience))
         );
         connects(&mut core, tor, start);
     }
-    core.look_at_relays(&relays, start);
+    looks(&mut core, &relays, start);
     // It was known already: the others do not wait for it.
     is_lost(&mut core, "tor7", start + patience / 2);
     assert!(core.wanted_routes("tor0", None).is_none());
-    let (changed, due) = core.look_at_relays(&relays, start + patience);
+    let (changed, due) = looks(&mut core, &relays, start + patience);
     let all: BTreeSet<String> = (0..8).map(|tor| format!("tor{tor}")).collect();
     assert_eq!((changed, due), (all, Some(start + patience / 2 + patience)));
     let fabric = relays.fabric();
@@ -96,7 +102,7 @@ fn relays_keep_their_routes_after_a_restart_until_it_is_known_which_one_has_fail
     // Later failures move the rules of those alone that they concern.
     connects(&mut core, "tor5", start + patience);
     connects(&mut core, "tor7", start + patience);
-    let (changed, _) = core.look_at_relays(&relays, start + patience);
+    let (changed, _) = looks(&mut core, &relays, start + patience);
     assert!(!changed.is_empty() && changed.len() < 8, "{changed:?}");
 }
 
@@ -107,12 +113,9 @@ fn relays_that_all_work_get_their_routes() {
     for tor in 0..8 {
         connects(&mut core, &format!("tor{tor}"), Instant::now());
     }
-    let (changed, due) = core.look_at_relays(&relays, Instant::now());
+    let (changed, due) = looks(&mut core, &relays, Instant::now());
     assert_eq!((changed.len(), due), (8, None));
-    assert_eq!(
-        core.look_at_relays(&relays, Instant::now()),
-        (BTreeSet::new(), None)
-    );
+    assert_eq!(looks(&mut core, &relays, Instant::now()), (BTreeSet::new(), None));
     assert!(core.wanted_routes("tor0", None).is_some());
 }
 
@@ -128,7 +131,7 @@ fn a_group_has_its_address_from_the_start() {
         groups: vec![core.group("g").unwrap().record().clone()],
         ..Stored::default()
     };
-    let core = Core::new(core.config.clone(), stored, Instant::now(), Arc::default());
+    let core = Core::new(core.config.clone(), stored, Instant::now());
     let wanted = core.wanted_routes("core", None).unwrap();
     assert_eq!(Vec::from_iter(wanted.routes.into_keys()), [own]);
 }

@@ -5,12 +5,11 @@
 //! sent the packet that the receiver lacks, again. Without that, nothing arrives there: a switch, a link or the source above
 //! stands still, and not the receiver.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use castnet_proto::convert::mcst_id_from_proto;
 use castnet_proto::v1;
 use castnet_wire::Syndrome;
-use tokio::time::Instant;
 
 use super::late::has_host;
 use crate::state::core::Core;
