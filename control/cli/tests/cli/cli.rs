@@ -490,7 +490,7 @@ fn the_script_for_dpdk_reserves_pages_and_hands_nics_over() {
         "{text}"
     );
     assert_eq!(read(&format!("{other}/driver_override")), "");
-    // The kernel keeps what it has: this interface may be the way to the machine.
+    // What the kernel has stays with it: the machine may be reached by this interface.
     assert_eq!(script(&["release", "0000:3b:00.0"]).0, Some(0));
     assert_eq!(read("bus/pci/drivers/ice/unbind"), "");
     // No driver takes it over here, so it goes back.

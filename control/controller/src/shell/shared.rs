@@ -381,8 +381,7 @@ pub(crate) mod tests {
             }
             tokio::task::yield_now().await;
         }
-        while shared.lock().poll_timeout().is_some() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let mut due = shared.due.subscribe();
+        assert!(due.wait_for(Option::is_none).await.is_ok());
     }
 }
