@@ -1,6 +1,7 @@
 //! Calls of members that stand, and of clients that wait for what they have asked for.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use castnet_proto::convert::RankJoin;
 use castnet_proto::v1;
@@ -10,15 +11,64 @@ use tokio::sync::watch;
 use super::shared::{Locked, Shared};
 use crate::error::Refusal;
 use crate::state::core::Core;
-use crate::state::kinds::Joining;
 use crate::state::kinds::collective::requests::Seated;
 use crate::state::kinds::collective::secret::Secret;
-use crate::state::kinds::collective::view::RankState;
+use crate::state::kinds::collective::view::{self as ranks, RankState};
 use crate::state::kinds::multicast::record::JoinedBy;
 use crate::state::kinds::multicast::requests::HowToJoin;
 use crate::state::kinds::multicast::view::{self, MemberView};
+use crate::state::kinds::{Joining, News};
 use crate::state::lifecycle::Phase;
-use crate::state::requests::{Changes, Seen};
+use crate::state::requests::Seen;
+use crate::state::table::Entry;
+
+/// A member learns within this time for each member of its group who else has joined, left or lost its call. What it needs
+/// at once comes at once, see [`GroupKind::news`].
+///
+/// [`GroupKind::news`]: crate::state::kinds::GroupKind::news
+const PAUSE_PER_MEMBER: Duration = Duration::from_millis(1);
+
+/// The changes of a group, as a member sees them.
+struct Changes {
+    changed: watch::Receiver<()>,
+    news: watch::Receiver<News>,
+    /// Shortest time from the last look to the next, if there is no news: each of n members gets a state.
+    pause: Duration,
+}
+
+impl Changes {
+    /// `at_once`: whether the member does not wait for its first look.
+    fn of(entry: &Entry, at_once: bool) -> Self {
+        let (mut changed, mut news) = (entry.changed.subscribe(), entry.news.subscribe());
+        changed.mark_changed();
+        if at_once {
+            news.mark_changed();
+        }
+        let members = entry.record().kind.behaviour().parties().len();
+        Self {
+            changed,
+            news,
+            pause: PAUSE_PER_MEMBER * members as u32,
+        }
+    }
+
+    async fn next(&mut self) {
+        let later = async {
+            tokio::time::sleep(self.pause).await;
+            self.changed.changed().await
+        };
+        // If the group is gone, that is what there is to see.
+        let _ = tokio::select! {
+            gone = self.news.changed() => gone,
+            gone = later => gone,
+        };
+    }
+
+    fn mark_seen(&mut self) {
+        self.changed.mark_unchanged();
+        self.news.mark_unchanged();
+    }
+}
 
 /// A member's call that stands while it waits for changes of its group.
 pub(crate) trait StandingCall: Send + 'static {
@@ -39,6 +89,7 @@ pub(crate) trait StandingCall: Send + 'static {
 pub(crate) struct Attendance {
     shared: Arc<Shared>,
     seated: Seated,
+    changes: Changes,
     /// Whether it gets differences.
     pub(crate) differences: bool,
 }
@@ -54,8 +105,10 @@ impl Locked<'_> {
                 .check_secret(&join.job, join.rank, &secret)?;
         }
         let seated = self.seat_rank(join, owner)?;
+        let entry = self.group(&seated.group)?;
         Ok(Attendance {
             shared: self.shared.clone(),
+            changes: Changes::of(entry, !ranks::waits(entry)),
             seated,
             differences: false,
         })
@@ -67,7 +120,7 @@ impl StandingCall for Attendance {
     type Message = v1::CollectiveState;
 
     async fn changed(&mut self) {
-        self.seated.changes.next().await;
+        self.changes.next().await;
     }
 
     fn messages(&self) -> impl Fn(&RankState, Option<&RankState>) -> v1::CollectiveState + Send + 'static {
@@ -90,7 +143,7 @@ impl StandingCall for Attendance {
     }
 
     async fn look(&mut self) -> Result<Seen<RankState>, Refusal> {
-        self.seated.changes.mark_seen();
+        self.changes.mark_seen();
         let (seen, generation) = self.shared.read(|core| self.seated.seen(core)).await?;
         self.seated.generation = generation;
         Ok(seen)
@@ -129,14 +182,15 @@ impl Locked<'_> {
         ends: Vec<HostEndpoint>,
         how: HowToJoin,
     ) -> Result<Join, Refusal> {
-        let (call, changes) = self.take_in(group, &host, ends, how)?;
+        let has_lease = how.lease.is_some();
+        let call = self.take_in(group, &host, ends, how)?;
         Ok(Join {
             shared: self.shared.clone(),
             group: group.into(),
             host,
             call,
-            has_lease: how.lease.is_some(),
-            changes,
+            has_lease,
+            changes: Changes::of(self.group(group)?, true),
             brief: false,
         })
     }

@@ -1,6 +1,5 @@
 use std::fmt::Display;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::time::Duration;
 
 use castnet_rules::HostEndpoint;
 use castnet_wire::{MacAddr, McstId, RateLimit};
@@ -8,8 +7,8 @@ use tokio::sync::watch;
 
 use crate::error::Refusal;
 use crate::state::core::Core;
+use crate::state::kinds::Kind;
 use crate::state::kinds::multicast::evict::Afterwards;
-use crate::state::kinds::{Kind, News};
 use crate::state::lifecycle::Event;
 use crate::state::planning::{Layout, NoPlan};
 use crate::state::record::Record;
@@ -30,54 +29,6 @@ pub(crate) enum Seen<S> {
     Nothing,
     /// The call no longer stands for the member; with the reason.
     Superseded(String),
-}
-
-/// A member learns within this time for each member of its group who else has joined, left or lost its call. What it needs
-/// at once comes at once, see [`GroupKind::news`].
-///
-/// [`GroupKind::news`]: crate::state::kinds::GroupKind::news
-const PAUSE_PER_MEMBER: Duration = Duration::from_millis(1);
-
-/// The changes of a group, as a member sees them.
-pub(crate) struct Changes {
-    changed: watch::Receiver<()>,
-    news: watch::Receiver<News>,
-    /// Shortest time from the last look to the next, if there is no news: each of n members gets a state.
-    pause: Duration,
-}
-
-impl Changes {
-    /// `at_once`: whether the member does not wait for its first look.
-    pub(crate) fn of(entry: &Entry, at_once: bool) -> Self {
-        let (mut changed, mut news) = (entry.changed.subscribe(), entry.news.subscribe());
-        changed.mark_changed();
-        if at_once {
-            news.mark_changed();
-        }
-        let members = entry.record().kind.behaviour().parties().len();
-        Self {
-            changed,
-            news,
-            pause: PAUSE_PER_MEMBER * members as u32,
-        }
-    }
-
-    pub(crate) async fn next(&mut self) {
-        let later = async {
-            tokio::time::sleep(self.pause).await;
-            self.changed.changed().await
-        };
-        // If the group is gone, that is what there is to see.
-        let _ = tokio::select! {
-            gone = self.news.changed() => gone,
-            gone = later => gone,
-        };
-    }
-
-    pub(crate) fn mark_seen(&mut self) {
-        self.changed.mark_unchanged();
-        self.news.mark_unchanged();
-    }
 }
 
 impl Core {

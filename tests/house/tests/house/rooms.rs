@@ -72,7 +72,14 @@ fn no_room_of_the_engine_uses_one_above_it() {
 }
 
 /// What the state of the controller may not have: it decides, and the shell acts.
-const ACTS: [&str; 5] = ["crate::shell", "Instant::now", "SystemTime", "spawn(", "std::fs"];
+const ACTS: [&str; 6] = [
+    "crate::shell",
+    "Instant::now",
+    "SystemTime",
+    "spawn(",
+    "std::fs",
+    "tokio::time",
+];
 
 fn acts(text: &str) -> Vec<&'static str> {
     let text = text.split("#[cfg(test)]").next().unwrap_or_default();

@@ -15,7 +15,7 @@ use crate::state::core::Core;
 use crate::state::kinds::{Ends, Joining, Kind};
 use crate::state::lifecycle::{After, Event, Phase};
 use crate::state::record::{Ending, Record};
-use crate::state::requests::{Changes, Seen};
+use crate::state::requests::Seen;
 use crate::state::table::Entry;
 use crate::state::timers::{Due, Leased};
 
@@ -26,7 +26,6 @@ pub(crate) struct Seated {
     pub(crate) call: u64,
     /// The generation that it is in or waits for, as far as it has looked.
     pub(crate) generation: u64,
-    pub(crate) changes: Changes,
     /// Whether it may see the other ranks.
     pub(crate) is_of_member: bool,
 }
@@ -420,7 +419,6 @@ impl Seated {
             rank,
             call,
             generation,
-            changes: Changes::of(entry, !view::waits(entry)),
             is_of_member: true,
         }
     }

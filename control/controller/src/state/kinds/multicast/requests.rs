@@ -17,7 +17,6 @@ use crate::state::kinds::{Ends, Joining, Kind};
 use crate::state::lifecycle::{After, Event, Phase};
 use crate::state::planning::{self, Layout, NoPlan};
 use crate::state::record::{Ending, Record};
-use crate::state::requests::Changes;
 
 /// What a member has asked for when it joins.
 #[derive(Clone, Copy, Debug, Default)]
@@ -64,14 +63,14 @@ impl Core {
         Ok((mcst_id, complete))
     }
 
-    /// Returns the number of the call, and the changes that it waits for.
+    /// Returns the number of the call.
     pub(crate) fn take_in(
         &mut self,
         group: &str,
         host: &str,
         ends: Vec<HostEndpoint>,
         how: HowToJoin,
-    ) -> Result<(u64, Changes), Refusal> {
+    ) -> Result<u64, Refusal> {
         let HowToJoin {
             lease,
             from_next_message,
@@ -161,10 +160,9 @@ impl Core {
         if let Some(entry) = self.groups.get_mut(group).filter(|_| lease.is_some()) {
             entry.calls.insert(call);
         }
-        let changes = Changes::of(self.group(group)?, true);
         self.settle(group)?;
         tracing::info!(group, host, "joined");
-        Ok((call, changes))
+        Ok(call)
     }
 
     /// A member that comes with a new connection after its call has ended has lost the old one.
