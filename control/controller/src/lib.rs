@@ -26,6 +26,7 @@ mod shell;
 mod state;
 pub mod store;
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -252,6 +253,11 @@ async fn listen(config: &Config, front: &Front) -> Result<(Server, Arc<Access>),
     Ok((server, access))
 }
 
+/// An unpredictable number, from the seed of the standard library's hash maps.
+fn draw() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
 /// Loads the store and starts all tasks. `address`: where clients reach the controller.
 async fn begin(
     config: Config,
@@ -261,7 +267,7 @@ async fn begin(
     dead: &CancellationToken,
 ) -> Result<Arc<Shared>, StartError> {
     let config = Arc::new(config);
-    let owner = format!("controller-{:016x}", crate::state::requests::draw());
+    let owner = format!("controller-{:016x}", draw());
     let stored = Stored::load(&*store, &owner, lead.is_none(), config.init).await?;
     let (probe, mark) = (
         Probe::new(&stored.versions),
@@ -274,7 +280,7 @@ async fn begin(
         address: address.to_string(),
         in_memory: config.store.is_none() && config.etcd.is_none(),
     };
-    let core = Core::new(config.clone(), stored, Instant::now());
+    let core = Core::new(config.clone(), stored, Instant::now(), draw());
     let shared = Arc::new(Shared::new(config, term, lead, core));
     // It ends by itself, after the last write.
     let writer = shared

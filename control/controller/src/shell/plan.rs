@@ -22,7 +22,6 @@ use crate::state::kinds::{self, Kind};
 use crate::state::lifecycle::Phase;
 use crate::state::planning::{Draft, Layout, NoPlan};
 use crate::state::record::Record;
-use crate::state::requests::draw;
 
 /// A group is planned so many times without the lock, if something has always changed meanwhile.
 const PLANS_UNLOCKED: usize = 4;
@@ -241,7 +240,7 @@ impl Shared {
         owner: &str,
     ) -> Result<v1::GroupState, Refusal> {
         let wanted = group.mcst_id;
-        let start_psn = group.start_psn.unwrap_or_else(|| Psn::new(draw() as u32));
+        let start_psn = group.start_psn.unwrap_or_else(|| Psn::new(crate::draw() as u32));
         let record = |core: &mut Core| {
             core.check_multicast(&group)?;
             let latency = core.config.relay_latency;

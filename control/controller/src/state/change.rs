@@ -129,7 +129,8 @@ impl Core {
             Event::Cleared => record.plan = None,
             _ => {}
         }
-        record.kind.behaviour_mut().step(event, phase, record.generation);
+        let kind = record.kind.behaviour_mut();
+        kind.step(event, phase, record.generation, &mut self.draws);
         if let Some(entry) = self.groups.get_mut(name) {
             entry.note.clear();
             entry.live.links_down.clear();

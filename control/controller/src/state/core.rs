@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::error::Refusal;
 use crate::state::broken_links::Changed;
 use crate::state::change::Postponed;
+use crate::state::draws::Draws;
 use crate::state::effect::Effect;
 use crate::state::fabric::{Fabric, Facts, Reach};
 use crate::state::journal::Journal;
@@ -71,11 +72,12 @@ pub(crate) struct Core {
     pub(crate) signs: Signs,
     pub(crate) multicast_routes: MulticastRoutes,
     pub(crate) timers: Timers<Owner>,
+    pub(crate) draws: Draws,
 }
 
 impl Core {
-    /// The state as it is stored, before anything is heard of switches.
-    pub(crate) fn new(config: Arc<Config>, stored: Stored, now: Instant) -> Self {
+    /// The state as it is stored, before anything is heard of switches. Nobody is to know the seed: PSNs of ranks follow from it.
+    pub(crate) fn new(config: Arc<Config>, stored: Stored, now: Instant, seed: u64) -> Self {
         let mut groups = Groups::default();
         for record in stored.groups {
             groups.put(record.after_restart());
@@ -123,6 +125,7 @@ impl Core {
             signs: Signs::default(),
             multicast_routes,
             timers: Timers::default(),
+            draws: Draws::new(seed),
             config,
         }
     }
@@ -224,7 +227,7 @@ pub(crate) mod tests {
         };
         let mut config = Config::new(vec![switch]);
         change(&mut config);
-        Core::new(config.into(), Stored::default(), Instant::now())
+        Core::new(config.into(), Stored::default(), Instant::now(), 1)
     }
 
     /// A rank of a job, at host `h<rank>`. Its lease is 10 minutes.

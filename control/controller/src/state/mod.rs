@@ -6,6 +6,7 @@ pub(crate) mod broken_links;
 pub(crate) mod change;
 pub(crate) mod core;
 pub(crate) mod detour;
+pub(crate) mod draws;
 pub(crate) mod effect;
 pub(crate) mod fabric;
 pub(crate) mod foresee;

@@ -1,5 +1,4 @@
 use std::fmt::Display;
-use std::hash::{BuildHasher, Hasher, RandomState};
 
 use castnet_rules::HostEndpoint;
 use castnet_wire::{MacAddr, McstId, RateLimit};
@@ -14,11 +13,6 @@ use crate::state::planning::{Layout, NoPlan};
 use crate::state::record::Record;
 use crate::state::table::Entry;
 use crate::state::written_off::WrittenOff;
-
-/// An unpredictable number, from the seed of the standard library's hash maps.
-pub(crate) fn draw() -> u64 {
-    RandomState::new().build_hasher().finish()
-}
 
 pub(crate) enum Seen<S> {
     /// More may follow.

@@ -13,7 +13,6 @@ use serde::de::DeserializeOwned;
 
 use crate::state::fabric::HostRecord;
 use crate::state::record::Record;
-use crate::state::requests::draw;
 use crate::state::written_off::WrittenOff;
 
 pub mod content;
@@ -214,7 +213,10 @@ impl Stored {
         if number(REFUSED)? == Some(epoch) {
             return Err(StoreError::Refused { epoch });
         }
-        let mut new = vec![("epoch", encode(&(epoch + 1))), ("instance", encode(&draw()))];
+        let mut new = vec![
+            ("epoch", encode(&(epoch + 1))),
+            ("instance", encode(&crate::draw())),
+        ];
         if !entries.contains_key(&key("owner")) {
             new.push(("owner", encode(&owner)));
         }

@@ -11,6 +11,7 @@ use castnet_rules::{GroupRule, HostEndpoint};
 use serde::{Deserialize, Serialize};
 
 use crate::state::core::Core;
+use crate::state::draws::Draws;
 use crate::state::lifecycle::{Event, Phase};
 use crate::state::record::Record;
 use crate::state::shown::{Planned, Source};
@@ -110,7 +111,7 @@ pub(crate) trait GroupKind {
     fn follows(&self, phase: Phase, generation: u64) -> Option<Event>;
 
     /// Its part of a step that led to `phase`.
-    fn step(&mut self, event: Event, phase: Phase, generation: u64);
+    fn step(&mut self, event: Event, phase: Phase, generation: u64, draws: &mut Draws);
 
     fn after_restart(&mut self, _phase: Phase) {}
 

@@ -131,7 +131,7 @@ fn a_group_has_its_address_from_the_start() {
         groups: vec![core.group("g").unwrap().record().clone()],
         ..Stored::default()
     };
-    let core = Core::new(core.config.clone(), stored, Instant::now());
+    let core = Core::new(core.config.clone(), stored, Instant::now(), 1);
     let wanted = core.wanted_routes("core", None).unwrap();
     assert_eq!(Vec::from_iter(wanted.routes.into_keys()), [own]);
 }

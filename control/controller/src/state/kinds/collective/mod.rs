@@ -17,10 +17,10 @@ use self::live::Presence;
 use self::record::{Collective, RankRecord};
 use super::{GroupKind, News, Party};
 use crate::state::core::Core;
+use crate::state::draws::Draws;
 use crate::state::lifecycle::{Event, Phase};
 use crate::state::planning::planned_member;
 use crate::state::record::Record;
-use crate::state::requests::draw;
 use crate::state::shown::{Planned, Source};
 use crate::state::table::Entry;
 
@@ -90,12 +90,12 @@ impl GroupKind for Collective {
         }
     }
 
-    fn step(&mut self, event: Event, phase: Phase, generation: u64) {
+    fn step(&mut self, event: Event, phase: Phase, generation: u64, draws: &mut Draws) {
         match event {
             Event::AllJoined if phase == Phase::Installing => {
-                self.start_psn = Psn::new(draw() as u32);
+                self.start_psn = draws.psn();
                 for rank in &mut self.ranks {
-                    Arc::make_mut(rank).rq_psn = Psn::new(draw() as u32);
+                    Arc::make_mut(rank).rq_psn = draws.psn();
                 }
             }
             Event::Withdrawn | Event::Elsewhere => self.put_off(generation),

@@ -14,6 +14,7 @@ use super::live::Presence;
 use super::record::{Collective, Seat};
 use crate::error::Refusal;
 use crate::state::core::tests::{core, join};
+use crate::state::draws::Draws;
 use crate::state::kinds::{Ends, GroupKind, Joining, Kind};
 use crate::state::lifecycle::{After, Event, PHASES, Phase};
 
@@ -130,7 +131,7 @@ fn events_leave_ranks_in_their_seats_or_not() {
         E::Cleared,
     ] {
         let mut group = group(&states, true);
-        group.step(event, Phase::Active, NOW);
+        group.step(event, Phase::Active, NOW, &mut Draws::new(1));
         let wanted = match event {
             E::Withdrawn | E::Elsewhere => [Some(NOW + 1), Some(NOW + 1), Some(NOW + 1), None, None],
             E::Refused | E::Broke | E::TimeUp | E::Lost | E::Ended => [None, None, Some(NOW + 1), None, None],
@@ -152,10 +153,15 @@ fn psns_are_drawn_when_a_generation_is_installed_and_not_before() {
         std::iter::once(group.start_psn).chain(ranks).collect::<Vec<_>>()
     };
     let mut group = group(&[joined(NOW + 1), joined(NOW + 1), joined(NOW + 1)], true);
-    let before = psns(&group);
-    group.step(Event::AllJoined, Phase::Removing(After::Registered), NOW);
+    let (before, mut draws) = (psns(&group), Draws::new(1));
+    group.step(
+        Event::AllJoined,
+        Phase::Removing(After::Registered),
+        NOW,
+        &mut draws,
+    );
     assert_eq!(psns(&group), before);
-    group.step(Event::AllJoined, Phase::Installing, NOW + 1);
+    group.step(Event::AllJoined, Phase::Installing, NOW + 1, &mut draws);
     // All equal by chance: once in 2^96.
     assert_ne!(psns(&group), before);
     let after = psns(&group);

@@ -10,6 +10,7 @@ use castnet_rules::{GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop};
 use self::record::{JoinedBy, MemberRecord, Multicast, is_by_call};
 use super::{GroupKind, Joining, News, Party};
 use crate::state::core::Core;
+use crate::state::draws::Draws;
 use crate::state::lifecycle::{After, Event, Phase};
 use crate::state::planning::planned_member;
 use crate::state::record::Record;
@@ -83,7 +84,7 @@ impl GroupKind for Multicast {
         (phase == Phase::Registered && self.all_joined()).then_some(Event::AllJoined)
     }
 
-    fn step(&mut self, event: Event, phase: Phase, _generation: u64) {
+    fn step(&mut self, event: Event, phase: Phase, _generation: u64, _draws: &mut Draws) {
         if event == Event::AllJoined || !phase.wants_rules() {
             self.outside.clear();
         }

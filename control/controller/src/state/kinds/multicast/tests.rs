@@ -12,6 +12,7 @@ use super::outside::Outside;
 use super::record::{Diverted, JoinedBy, MemberState, Multicast, Seat};
 use crate::state::core::Core;
 use crate::state::core::tests::core;
+use crate::state::draws::Draws;
 use crate::state::kinds::{GroupKind, Joining, Kind};
 use crate::state::lifecycle::{After, Event, PHASES, Phase};
 use crate::state::record::Record;
@@ -93,7 +94,7 @@ fn a_group_is_placed_when_it_waits_and_the_last_member_has_joined() {
 fn events_leave_members_in_their_seats_or_not() {
     let after = |event, phase| {
         let mut group = mixed();
-        group.step(event, phase, 1);
+        group.step(event, phase, 1, &mut Draws::new(1));
         let expected = group.members.iter().map(|m| m.state == Joining::Expected);
         expected.collect::<Vec<_>>()
     };
@@ -134,12 +135,12 @@ fn a_new_tree_has_nobody_outside_and_a_new_run_no_diversion() {
     };
     for phase in PHASES {
         let mut group = begun();
-        group.step(Event::Confirmed, phase, 1);
+        group.step(Event::Confirmed, phase, 1, &mut Draws::new(1));
         assert_eq!(group.outside.is_empty(), !phase.wants_rules(), "{phase:?}");
         assert!(group.diverted.is_some(), "{phase:?}");
     }
     let mut group = begun();
-    group.step(Event::AllJoined, Phase::Installing, 1);
+    group.step(Event::AllJoined, Phase::Installing, 1, &mut Draws::new(1));
     assert_eq!((group.outside.is_empty(), group.diverted), (true, None));
 }
 
