@@ -21,7 +21,7 @@ use crate::answer::Answer;
 use crate::audit::{self, AuditLog};
 use crate::bounded::Bounded;
 use crate::shares::{Share, Shares};
-use crate::transport::{self, Address, Peer, Security, Server, TransportError};
+use crate::transport::{Address, Listener, Peer, Security, Server, TransportError};
 
 /// What a client is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -320,18 +320,30 @@ pub fn check_roles(address: &Address, roles: &Roles) -> Result<(), TransportErro
     }
 }
 
-/// Like [`transport::serve`], for services behind [`guard`].
+/// Like [`Listener::bind`], for services behind [`guard`].
 ///
 /// # Errors
-/// As [`transport::serve`]; and with TLS, if no certificate could change anything.
+/// As [`Listener::bind`]; and with TLS, if no certificate could change anything.
+pub async fn listen(
+    address: &Address,
+    security: &Security,
+    access: &Access,
+) -> Result<Listener, TransportError> {
+    check_roles(address, &access.roles.borrow())?;
+    Listener::bind(address, security).await
+}
+
+/// [`listen`], and [`Listener::serve`].
+///
+/// # Errors
+/// As [`listen`].
 pub async fn serve(
     address: &Address,
     security: &Security,
     access: &Access,
     routes: Routes,
 ) -> Result<Server, TransportError> {
-    check_roles(address, &access.roles.borrow())?;
-    transport::serve(address, security, routes).await
+    Ok(listen(address, security, access).await?.serve(routes))
 }
 
 tokio::task_local! {

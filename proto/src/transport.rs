@@ -28,7 +28,7 @@ pub use calls::{ANSWER_BYTES_MAX, Call, CallThread, ControllerClient, Outage, RE
 pub use connection::{Clients, Connection};
 pub use controllers::{Controllers, controller};
 use in_turn::InTurn;
-pub use server::{Peer, Server, serve};
+pub use server::{Listener, Peer, Server, serve};
 pub use socket::{SocketAccess, SocketFile, SocketMode, bind_unix};
 
 /// Longest time until a connection is established, TLS included.

@@ -33,10 +33,10 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
-use castnet_proto::access::{Access, guard, serve};
+use castnet_proto::access::{Access, guard, listen};
 use castnet_proto::convert::SourceGuardParts;
 use castnet_proto::process;
-use castnet_proto::transport::{Address, Security, Server, TransportError};
+use castnet_proto::transport::{Address, Listener, Security, Server, TransportError};
 use castnet_proto::v1::agent_server::AgentServer;
 use castnet_rules::{Fault, GroupRule, Ipv4Net, RuleSet};
 use castnet_wire::McstId;
@@ -106,6 +106,12 @@ impl Agent {
         security: &Security,
         access: Arc<Access>,
     ) -> Result<Self, TransportError> {
+        let listener = listen(address, security, &access).await?;
+        Ok(Self::serve(dataplane, listener, &access))
+    }
+
+    /// Like [`Agent::start_for`], where [`listen`] has taken the address, as before the dataplane started. Call it in a runtime of tokio.
+    pub fn serve(dataplane: Arc<Dataplane>, listener: Listener, access: &Arc<Access>) -> Self {
         // The seed of the standard library's hash maps is random. 0 means unknown in messages.
         let boot_id = RandomState::new().build_hasher().finish() | 1;
         let events = events::start(&dataplane);
@@ -117,12 +123,12 @@ impl Agent {
             boot_id,
         });
         let service = service::Service::new(shared.clone());
-        let service = guard(&access, crate::access::right, AgentServer::new(service));
-        let log = guard(&access, process::right, process::server());
+        let service = guard(access, crate::access::right, AgentServer::new(service));
+        let log = guard(access, process::right, process::server());
         let routes = Routes::new(service).add_service(log);
-        let server = serve(address, security, &access, routes).await?;
+        let server = listener.serve(routes);
         tracing::info!(switch = shared.dataplane.name(), address = %server.address(), boot_id, "agent serves");
-        Ok(Self { server, shared })
+        Self { server, shared }
     }
 
     /// Serves MRP from now on, for as long as this agent lives: hosts register groups from the ports and for the addresses of

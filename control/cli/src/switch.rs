@@ -14,7 +14,7 @@ use castnet_console::service::{Ready, Reloads, Signals, unless_stopped, until_st
 use castnet_console::settings;
 use castnet_console::units::{plural, span};
 use castnet_mrp::Limits;
-use castnet_proto::access::Access;
+use castnet_proto::access::{Access, listen};
 use castnet_proto::audit::AuditLog;
 use castnet_proto::transport::Address;
 use castnet_rules::RuleSet;
@@ -95,6 +95,10 @@ impl SwitchCommand {
         };
         let access = Arc::new(Access::new(config.roles(), log.map(open).transpose()?));
 
+        // Before the ports: two switches on the same interfaces forward each frame twice.
+        let listener = listen(&config.listen(), &security, &access)
+            .await
+            .map_err(|e| connect::listen_failure(&e))?;
         let started = std::time::Instant::now();
         let mut stop = pin!(signals.first());
         let start = async {
@@ -103,9 +107,7 @@ impl SwitchCommand {
             Ok(dataplane)
         };
         let dataplane = unless_stopped(stop.as_mut(), start).await?;
-        let agent = Agent::start_for(dataplane.clone(), &config.listen(), &security, access.clone())
-            .await
-            .map_err(|e| connect::listen_failure(&e))?;
+        let agent = Agent::serve(dataplane.clone(), listener, &access);
         if let Some(registration) = &dataplane.config().engine.registration {
             let served = agent.serve_mrp(limits(&config.mrp), fabric);
             served.map_err(Failure::failed)?;

@@ -1,11 +1,11 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use std::{fmt, io};
 
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
@@ -77,46 +77,74 @@ impl Drop for Server {
     }
 }
 
-/// Serves `routes` until the [`Server`] is stopped or dropped. Clients can connect when this returns.
+/// An address that is taken. Clients can connect, and wait until something is served there.
+pub struct Listener {
+    sockets: Sockets,
+    address: Address,
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Listener").field(&self.address).finish()
+    }
+}
+
+impl Listener {
+    /// Takes an address.
+    ///
+    /// # Errors
+    /// It is not allowed or not free, or the certificates do not work.
+    pub async fn bind(address: &Address, security: &Security) -> Result<Self, TransportError> {
+        let (sockets, address) = bind(address, security).await?;
+        Ok(Self { sockets, address })
+    }
+
+    /// Serves `routes` until the [`Server`] is stopped or dropped.
+    pub fn serve(self, routes: Routes) -> Server {
+        let Self { sockets, address } = self;
+        let mut builder = tonic::transport::Server::builder()
+            .max_concurrent_streams(CALLS_MAX)
+            .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
+            .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT));
+        let (stop, cut) = (CancellationToken::new(), CancellationToken::new());
+        let incoming = sockets.map({
+            let cut = cut.clone();
+            move |socket| {
+                socket.map(|(socket, peer, share)| Connection {
+                    socket,
+                    peer: Arc::new(peer),
+                    _share: share,
+                    cut: Box::pin(cut.clone().cancelled_owned()),
+                })
+            }
+        });
+        let router = builder.add_routes(routes);
+        let task = tokio::spawn({
+            let (address, stop) = (address.clone(), stop.clone());
+            async move {
+                if let Err(error) = router
+                    .serve_with_incoming_shutdown(incoming, stop.cancelled())
+                    .await
+                {
+                    tracing::error!(%address, %error, "serving ended");
+                }
+            }
+        });
+        Server {
+            address,
+            stop,
+            cut,
+            task: Some(task),
+        }
+    }
+}
+
+/// [`Listener::bind`] and [`Listener::serve`].
 ///
 /// # Errors
-/// The address is not allowed or not free, or the certificates do not work.
+/// As [`Listener::bind`].
 pub async fn serve(address: &Address, security: &Security, routes: Routes) -> Result<Server, TransportError> {
-    let (sockets, address) = bind(address, security).await?;
-    let mut builder = tonic::transport::Server::builder()
-        .max_concurrent_streams(CALLS_MAX)
-        .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT));
-    let (stop, cut) = (CancellationToken::new(), CancellationToken::new());
-    let incoming = sockets.map({
-        let cut = cut.clone();
-        move |socket| {
-            socket.map(|(socket, peer, share)| Connection {
-                socket,
-                peer: Arc::new(peer),
-                _share: share,
-                cut: Box::pin(cut.clone().cancelled_owned()),
-            })
-        }
-    });
-    let router = builder.add_routes(routes);
-    let task = tokio::spawn({
-        let (address, stop) = (address.clone(), stop.clone());
-        async move {
-            if let Err(error) = router
-                .serve_with_incoming_shutdown(incoming, stop.cancelled())
-                .await
-            {
-                tracing::error!(%address, %error, "serving ended");
-            }
-        }
-    });
-    Ok(Server {
-        address,
-        stop,
-        cut,
-        task: Some(task),
-    })
+    Ok(Listener::bind(address, security).await?.serve(routes))
 }
 
 type Socket = Either<Either<TcpStream, UnixStream>, TlsStream<TcpStream>>;

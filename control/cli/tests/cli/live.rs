@@ -285,6 +285,31 @@ fn a_switch_answers_every_question_and_ends_with_a_summary() {
     assert!(!folder.path().join("switch.ready").exists() && !folder.path().join("switch.sock").exists());
 }
 
+/// Two switches on the same interfaces would forward each frame twice.
+#[test]
+fn a_switch_that_cannot_listen_opens_no_port() {
+    let folder = folder();
+    let switch = Service::switch(folder.path());
+    let out = folder.path().join("out.pcap");
+    let port = format!("a=pcap:,{}", out.display());
+    let second = [
+        "switch",
+        "--name",
+        "s2",
+        "--port",
+        &port,
+        "--listen",
+        &switch.address,
+    ];
+    let output = castnet().args(second).output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.code() == Some(1) && said.contains("cannot listen"),
+        "{said}"
+    );
+    assert!(!out.exists(), "{said}");
+}
+
 #[test]
 fn groups_and_routes_of_a_switch_can_be_changed() {
     let folder = folder();
