@@ -362,16 +362,13 @@ fn still_pending(switches: &[String]) -> Outcome {
     }
 }
 
-pub(crate) fn refused(status: tonic::Status, group: &str) -> Failure {
+pub(crate) fn refused(status: tonic::Status) -> Failure {
     let code = status.code();
     let failure = Failure::from(status);
     match code {
-        Code::NotFound => {
+        Code::NotFound | Code::AlreadyExists => {
             failure.next("castnet group list shows the groups, castnet topology the switches and hosts")
         }
-        Code::AlreadyExists => failure.next(format!(
-            "castnet group show {group} shows it; castnet group destroy {group} removes it"
-        )),
         Code::InvalidArgument => {
             failure.next("castnet group create --help, or castnet job create --help, lists the settings")
         }
@@ -403,9 +400,8 @@ impl GroupCommand {
         match self.verb {
             Verb::Create(create) => {
                 let request = create.request();
-                let name = request.name.clone();
                 let answer = controller.create_group(request).await;
-                let state = answer.map_err(|s| refused(s, &name))?.into_inner().group;
+                let state = answer.map_err(refused)?.into_inner().group;
                 output.show(&group_created(state.unwrap_or_default()))
             }
             Verb::Plan(create) => {
@@ -429,7 +425,7 @@ impl GroupCommand {
                 let look = async || {
                     let request = api::GetGroupRequest { group: group.clone() };
                     let answer = controller.get_group(request).await;
-                    let found = answer.map_err(|s| refused(s, &group))?.into_inner();
+                    let found = answer.map_err(refused)?.into_inner();
                     let request = api::ListSwitchesRequest {};
                     let switches = match controller.list_switches(request).await {
                         Ok(listed) => listed.into_inner().switches,
@@ -443,9 +439,9 @@ impl GroupCommand {
             }
             Verb::Members { group } => {
                 let group = controller
-                    .get_group(api::GetGroupRequest { group: group.clone() })
+                    .get_group(api::GetGroupRequest { group })
                     .await
-                    .map_err(|s| refused(s, &group))?
+                    .map_err(refused)?
                     .into_inner();
                 if let Some(collective) = group.collective {
                     let lines = rank_lines(&collective.state.unwrap_or_default());
@@ -467,7 +463,7 @@ impl GroupCommand {
                     force,
                 };
                 let answer = controller.destroy_group(request).await;
-                let answer = answer.map_err(|s| refused(s, &group))?.into_inner();
+                let answer = answer.map_err(refused)?.into_inner();
                 let pending = still_pending(&answer.pending_switches);
                 output.conclude(&destroyed(group, answer), pending)
             }

@@ -45,9 +45,8 @@ impl JobCommand {
         match self.verb {
             Verb::Create(create) => {
                 let request = create.request();
-                let name = request.name.clone();
                 let answer = self.at.connect().await?.create_collective(request).await;
-                let state = answer.map_err(|s| refused(s, &name))?.into_inner().group;
+                let state = answer.map_err(refused)?.into_inner().group;
                 output.show(&created(state.unwrap_or_default(), &self.at.flag()))
             }
             Verb::Plan(create) => {

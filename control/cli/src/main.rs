@@ -40,13 +40,17 @@ fn main() -> ExitCode {
     let cli = match program::parse::<cli::Cli>() {
         Ok(cli) => cli,
         Err(error) => {
-            let Some(name) = experiment(&error) else {
-                return program::end(&error);
+            let failure = match elsewhere(&error) {
+                Some("plan") => {
+                    Failure::usage("no command plan here").next("castnet group plan, or castnet job plan")
+                }
+                Some(name) => {
+                    Failure::usage(format!("no command {name} here: experiments are in castnet-lab")).next(
+                        format!("castnet-lab {name} (cargo build --release -p castnet-lab)"),
+                    )
+                }
+                None => return program::end(&error),
             };
-            let failure = Failure::usage(format!("no command {name} here: experiments are in castnet-lab"))
-                .next(format!(
-                    "castnet-lab {name} (cargo build --release -p castnet-lab)"
-                ));
             Output::new(program::asked_format()).failure(&failure);
             return ExitCode::from(failure.code());
         }
@@ -54,11 +58,11 @@ fn main() -> ExitCode {
     cli.everywhere.run(cli::VERSION, |output| cli.run(output))
 }
 
-/// The command of `castnet-lab` that was looked for here, if one was.
-fn experiment(error: &clap::Error) -> Option<&str> {
+/// The command of `castnet-lab` or of a group that was looked for here, if one was.
+fn elsewhere(error: &clap::Error) -> Option<&str> {
     match error.get(ContextKind::InvalidSubcommand) {
         Some(ContextValue::String(name)) if error.kind() == ErrorKind::InvalidSubcommand => {
-            ["sim", "bench", "skew", "calibrate", "consensus"]
+            ["plan", "sim", "bench", "skew", "calibrate", "consensus"]
                 .into_iter()
                 .find(|known| known == name)
         }
@@ -72,15 +76,16 @@ mod tests {
     use clap::Parser;
 
     #[test]
-    fn experiments_are_in_the_other_program() {
+    fn commands_that_are_elsewhere_are_known() {
         for (line, name) in [
             (&["castnet", "sim", "epic"][..], Some("sim")),
             (&["castnet", "host", "bench", "--name", "h1"], Some("bench")),
+            (&["castnet", "plan", "g"], Some("plan")),
             (&["castnet", "sims"], None),
             (&["castnet", "group", "--rank"], None),
         ] {
             let error = cli::Cli::try_parse_from(line).expect_err("no such command");
-            assert_eq!(experiment(&error), name, "{line:?}");
+            assert_eq!(elsewhere(&error), name, "{line:?}");
         }
     }
 }

@@ -154,7 +154,7 @@ impl From<tonic::Status> for Failure {
             ),
             Code::Unimplemented => {
                 Self::refused(format!("the other side does not know this call: {message}"))
-                    .next("use the same release on both sides")
+                    .next("see that --controller names a controller and --agent a switch, and that both sides are of the same release")
             }
             _ => Self::refused(message),
         }

@@ -102,30 +102,24 @@ pub(crate) struct Create {
 /// Flags that there were: each is refused with what to write.
 #[derive(Clone, Debug, Default, Args)]
 struct Replaced {
-    #[arg(long, hide = true, value_parser = |kind: &str| written("static", kind == "static"))]
+    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "", value_parser = |_: &str| gone(SPREADS))]
     core: Option<Infallible>,
-    #[arg(long, hide = true, value_parser = |copies: &str| instead(&format!("static:{copies}")))]
+    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "", value_parser = |_: &str| gone(SPREADS))]
     core_copies: Option<Infallible>,
-    #[arg(long, hide = true, value_parser = |shape: &str| instead(&format!("switches:{shape}")))]
+    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "", value_parser = |_: &str| gone(SPREADS))]
     tree: Option<Infallible>,
-    #[arg(long, hide = true, value_parser = |path: &str| written("edge", path == "edge"))]
+    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "", value_parser = |_: &str| gone(SPREADS))]
     path: Option<Infallible>,
-    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "", value_parser = |_: &str| gone("castnet job create"))]
+    #[arg(long, aliases = ["ranks", "window", "mode", "mode-at", "reproducible"], hide = true, num_args = 0..=1, default_missing_value = "", value_parser = |_: &str| gone("castnet job create"))]
     collective: Option<Infallible>,
-    #[arg(long, hide = true, value_parser = |file: &str| gone(&format!("castnet group install {file} --agent URL")))]
+    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "", value_parser = |_: &str| gone("castnet group install FILE --agent URL"))]
     rules: Option<Infallible>,
 }
 
+const SPREADS: &str = "--distribution switches[:SHAPE], edge[:SHAPE] or static[:COPIES]";
+
 fn gone(instead: &str) -> Result<Infallible, String> {
     Err(format!("write {instead}"))
-}
-
-fn instead(distribution: &str) -> Result<Infallible, String> {
-    gone(&format!("--distribution {distribution}"))
-}
-
-fn written(distribution: &str, is_so: bool) -> Result<Infallible, String> {
-    instead(if is_so { distribution } else { "switches" })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -321,14 +315,13 @@ mod tests {
     #[test]
     fn flags_that_were_replaced_say_what_to_write() {
         for (flag, instead) in [
-            ("--core static", "--distribution static"),
-            ("--core stateful", "--distribution switches"),
-            ("--core-copies 3", "--distribution static:3"),
-            ("--tree auto:4096", "--distribution switches:auto:4096"),
-            ("--path edge", "--distribution edge"),
-            ("--path auto", "--distribution switches"),
-            ("--collective", "castnet job create"),
-            ("--rules r.toml", "castnet group install r.toml --agent URL"),
+            ("--core static", SPREADS),
+            ("--core-copies", SPREADS),
+            ("--tree auto:4096", SPREADS),
+            ("--path edge --tree chain", SPREADS),
+            ("--collective --ranks h1,h2", "castnet job create"),
+            ("--window 9 --mode augmented", "castnet job create"),
+            ("--rules r.toml", "castnet group install FILE --agent URL"),
         ] {
             let line = format!("castnet group create g --source h1 --members h2 {flag}");
             let refused = crate::cli::Cli::try_parse_from(line.split_whitespace()).err();

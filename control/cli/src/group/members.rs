@@ -34,11 +34,7 @@ pub(super) async fn add(
         host: host.clone(),
     };
     let answer = controller.add_member(request).await;
-    let answer = answer.map_err(|s| refused(s, &group))?.into_inner();
-    let is = match answer.added {
-        true => "is now a member",
-        false => "has been a member before",
-    };
+    let answer = answer.map_err(refused)?.into_inner();
     let next = match answer.phase() {
         api::GroupPhase::Active | api::GroupPhase::Degraded => {
             "the group runs: a receiver of messages joins with the next one (castnet host receive --late), others when the \
@@ -47,7 +43,10 @@ pub(super) async fn add(
         _ => "the group waits until it has joined",
     };
     output.show(&Done {
-        sentence: format!("{host} {is} of group {group}; {next}"),
+        sentence: match answer.added {
+            true => format!("{host} is now a member of group {group}; {next}"),
+            false => format!("{host} is a member of group {group} already"),
+        },
         facts: Added {
             phase: last_word(answer.phase().as_str_name()),
             added: answer.added,
@@ -68,10 +67,7 @@ pub(super) async fn evict(
         member: member.clone(),
     };
     let answer = controller.evict_member(request).await;
-    let pending_switches = answer
-        .map_err(|s| refused(s, &group))?
-        .into_inner()
-        .pending_switches;
+    let pending_switches = answer.map_err(refused)?.into_inner().pending_switches;
     let later = match pending_switches.is_empty() {
         true => String::new(),
         false => format!(

@@ -239,13 +239,14 @@ pub(crate) async fn run(at: &AtController, group: api::plan_group_request::Group
     };
     let request = api::PlanGroupRequest { group: Some(group) };
     let answer = at.connect().await?.plan_group(request).await;
-    let answer = answer.map_err(|s| refused(s, &name))?;
+    let answer = answer.map_err(refused)?;
     let source = source
         .as_ref()
         .map(|(source, distribution)| (&**source, &**distribution));
     let report = PlanReport::new(answer.into_inner(), source);
     let verdict = match report.refusal {
-        Some(_) if !report.may_come => Err(Failure::refused(format!("group {name} has no place"))),
+        Some(_) if !report.may_come => Err(Failure::refused(format!("group {name} has no place"))
+            .next("castnet topology shows the switches, their links and what they have left")),
         _ => Ok(()),
     };
     output.conclude(&report, verdict)

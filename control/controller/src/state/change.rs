@@ -208,13 +208,15 @@ impl Core {
                 }
             }
         }
-        let there = groups
-            .into_iter()
-            .filter_map(|(name, group)| Some((name, group?)));
         let mut names = BTreeSet::new();
-        for (name, group) in there {
-            self.groups.put_back(group);
-            names.insert(name);
+        for (name, group) in groups {
+            if let Some(group) = group {
+                self.groups.put_back(group);
+                self.follow_timers(&name);
+                names.insert(name);
+            } else {
+                self.timers.cancel(&Owner::Group(name));
+            }
         }
         self.effects.push(Effect::FabricChanged);
         for name in names {

@@ -149,7 +149,8 @@ impl Core {
         }
     }
 
-    fn follow_timers(&mut self, group: &str) {
+    /// The first time of a group is the one of it that counts.
+    pub(crate) fn follow_timers(&mut self, group: &str) {
         let first = self.groups.get(group).and_then(|entry| entry.live.timers.first());
         let owner = Owner::Group(group.into());
         match first {
@@ -163,7 +164,7 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::core::tests::core;
+    use crate::state::core::tests::{core, join};
 
     #[test]
     fn what_is_due_comes_in_order_and_once() {
@@ -179,6 +180,32 @@ mod tests {
         let mut due = std::iter::from_fn(|| timers.pop(at(3)));
         assert_eq!(due.by_ref().collect::<Vec<_>>(), ["a", "b", "c"]);
         assert_eq!((timers.first(), timers.time(&"a")), (None, None));
+    }
+
+    /// A store that fails takes back what was made, and what was forgotten is there again.
+    #[test]
+    fn timers_are_those_of_the_groups_that_are_there() {
+        let mut core = core(|_| {});
+        core.seat_rank(join("job", 0, 2, ""), "h0").map(drop).unwrap();
+        let lease = Due::Lease(Leased::Rank(0));
+        let due = |core: &mut Core| {
+            core.set_timer("job", lease.clone(), Duration::from_secs(1));
+            core.poll_timeout()
+        };
+        assert!(due(&mut core).is_some());
+        let mut batch = core.journal.take(|_| None).expect("it was made");
+        core.take_back(&mut batch);
+        assert_eq!(core.poll_timeout(), None);
+
+        core.seat_rank(join("job", 0, 2, ""), "h0").map(drop).unwrap();
+        core.journal.take(|_| None).expect("it was made").end(Ok(()));
+        core.journal.under_way = None;
+        let ends = due(&mut core);
+        core.forget("job").unwrap();
+        assert_eq!(core.poll_timeout(), None);
+        let mut batch = core.journal.take(|_| None).expect("it was forgotten");
+        core.take_back(&mut batch);
+        assert_eq!(core.poll_timeout(), ends);
     }
 
     /// The lock is free in between; nothing is forgotten.
