@@ -33,7 +33,7 @@ pub(crate) use lines::{last_word, or_dash};
 /// Creates multicast groups; lists, shows and destroys groups of all kinds
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Groups live at the controller, which plans their trees and programs the switches. A multicast group carries what its source sends to its members. Jobs, whose switches compute with what their ranks send, are groups as well: castnet job creates them. With --agent URL, the same commands go to one switch, which may have groups of a rule file.
+    after_help = "Groups live at the controller, which plans their trees and programs the switches. A multicast group carries what its source sends to its members. Jobs, whose switches compute with what their ranks send, are groups as well: castnet job creates them. With --agent URL, list, show, members, move, install, destroy and purge go to one switch, which may have groups of a rule file.
 
 Examples:
   castnet group plan g --source h1 --members h2,h3,h4      where it would be placed, and why
