@@ -294,6 +294,8 @@ impl Groups {
     /// Every fault of the next group, with fields relative to the group.
     pub(crate) fn check(&mut self, group: &GroupRule, unread: &Unread) -> Vec<Fault> {
         let mut faults = group.check_read(self.ports, unread);
+        // Not in `check`: controllers go on with groups that they have stored under such names.
+        faults.extend(ambiguous_name(&group.name).map(|kind| Fault::new("name", kind)));
         faults.extend(self.index.check(group, None));
         self.index.insert(group);
         faults
@@ -413,6 +415,12 @@ fn bad_name(name: &str) -> Option<FaultKind> {
     let length_fits = (1..=NAME_LENGTH_MAX).contains(&name.chars().count());
     let is_printable = name.chars().all(|c| !c.is_control() && !c.is_whitespace());
     (!length_fits || !is_printable).then(|| FaultKind::BadName { name: name.into() })
+}
+
+/// The fault of a name that no new group gets: a command would take it for a McstID, or a program for a folder.
+pub fn ambiguous_name(name: &str) -> Option<FaultKind> {
+    let is_ambiguous = matches!(name, "." | "..") || name.parse::<Ipv4Addr>().is_ok();
+    is_ambiguous.then(|| FaultKind::AmbiguousName { name: name.into() })
 }
 
 fn bad_ip(ip: Ipv4Addr) -> Option<FaultKind> {

@@ -75,6 +75,11 @@ fn more_lanes(count: u32) -> Vec<v1::LaneConnection> {
     (0..count).map(lane).collect()
 }
 
+/// Names of groups: only the first is one.
+fn group_name(n: u32) -> String {
+    ["10.200.0", "10.200.0.56", ".", ".."][n as usize].into()
+}
+
 pub(super) fn joining() -> v1::InitGroupRequest {
     v1::InitGroupRequest {
         job: "job".into(),
@@ -108,6 +113,7 @@ fn numbers_of_a_join_are_taken_up_to_their_edges() {
             [1, 63],
             [0, 64]
         ),
+        edge!("job", |m: &mut M, n| m.job = group_name(n), [0], [1, 2, 3]),
         edge!(
             "lease_ms",
             |m: &mut M, n| m.lease_ms = n,
@@ -297,6 +303,7 @@ fn a_collective_group_has_2_to_1024_ranks() {
             [1, 63],
             [0, 64]
         ),
+        edge!("name", |m: &mut M, n| m.name = group_name(n), [0], [1, 2, 3]),
         edge!(
             "description",
             |m: &mut M, n| m.description = "d".repeat(n as usize),
@@ -347,6 +354,7 @@ fn numbers_of_a_creation_are_taken_up_to_their_edges() {
             [1, 63],
             [0, 64]
         ),
+        edge!("name", |m: &mut M, n| m.name = group_name(n), [0], [1, 2, 3]),
         edge!(
             "description",
             |m: &mut M, n| m.description = "d".repeat(n as usize),

@@ -6,7 +6,9 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use castnet_group::{DEFAULT_MEMBER_STALL_MS, Description, Distribution, MulticastSettings, StallPolicy};
-use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX, RepairRule};
+use castnet_rules::{
+    DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX, RepairRule, ambiguous_name,
+};
 use castnet_wire::{AnySource, DropReason, FrameFilter, McstId, Pmtu, PortId, Psn, RateLimit};
 
 use super::job::{DEFAULT_LEASE_MS, wait};
@@ -301,9 +303,12 @@ pub(super) fn lanes(value: u32) -> Result<Option<u8>, FaultKind> {
 
 const LANES_WHY: &str = "is no number of lanes: a group has 1 to 16";
 
-/// The name of a group with lanes must leave space for the suffix of a lane.
+/// The name of a new group must be no address; with lanes, it must leave space for the suffix of a lane.
 pub(super) fn laned_name(name: &str, lanes: Option<u8>) -> Result<(), FaultKind> {
     let why = "characters are too many: 61 in a group of several lanes";
+    if let Some(kind) = ambiguous_name(name) {
+        return Err(kind);
+    }
     match name.len() {
         length if length > LANED_NAME_LENGTH_MAX && lanes > Some(1) => Err(out_of_range(length, why)),
         _ => Ok(()),

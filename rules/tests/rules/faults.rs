@@ -199,6 +199,18 @@ fn faults_that_types_do_not_prevent() {
              without blanks",
         ),
         (
+            "name = \"g\"",
+            "name = \"10.200.0.56\"",
+            "2:8: groups[0].name: \"10.200.0.56\" reads as an IPv4 address or a folder: give the group a name with a \
+             letter, such as \"g1\"",
+        ),
+        (
+            "name = \"g\"",
+            "name = \"..\"",
+            "2:8: groups[0].name: \"..\" reads as an IPv4 address or a folder: give the group a name with a letter, such \
+             as \"g1\"",
+        ),
+        (
             "10.255.0.1",
             "224.0.0.1",
             "3:11: groups[0].mcst_id: 224.0.0.1 is an IP multicast address: give a unicast \
