@@ -416,6 +416,11 @@ pub fn mcst_id_from_proto(field: &str, text: &str) -> Result<McstId, Invalid> {
     mcst_id(text).map_err(|kind| Invalid::one(field, kind))
 }
 
+/// Reads the McstID of a group, a unicast address. A fault names `field`.
+pub fn unicast_mcst_id_from_proto(field: &str, text: &str) -> Result<McstId, Invalid> {
+    unicast_mcst_id(text).map_err(|kind| Invalid::one(field, kind))
+}
+
 /// Reads the number of a port. A fault names `field`.
 pub fn port_from_proto(field: &str, value: u32) -> Result<PortId, Invalid> {
     port(value).map_err(|kind| Invalid::one(field, kind))

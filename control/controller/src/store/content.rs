@@ -2,6 +2,8 @@
 //!
 //! docs/store.md describes the document.
 
+mod request;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -197,10 +199,25 @@ pub fn check(entries: &Entries) -> Vec<EntryFault> {
                 check.read::<u64>(key, entry);
             }
             Table::Meta if key.name == "owner" => {
-                check.read::<String>(key, entry);
+                if check
+                    .read::<String>(key, entry)
+                    .is_some_and(|owner| owner.is_empty())
+                {
+                    check.add(key, "is empty: it is the name of the controller at switches");
+                }
             }
             Table::Meta => {}
         }
+    }
+    let owner = Key {
+        table: Table::Meta,
+        name: "owner".into(),
+    };
+    let has_groups = entries.keys().any(|key| key.table == Table::Groups);
+    if has_groups && !entries.contains_key(&owner) {
+        let reason =
+            "is missing: without it, the rules of the groups at switches are those of another controller";
+        check.add(&owner, reason);
     }
     // Hosts come after groups.
     for (mcst_id, group) in &check.mcst_ids {
@@ -290,6 +307,9 @@ impl Check {
                     );
                 }
             }
+        }
+        for reason in request::faults(&record) {
+            self.add(key, reason);
         }
         self.layout(key, &record);
     }

@@ -49,7 +49,7 @@ pub(crate) fn mode(settings: &CollectiveSettings, record: &Record) -> Collective
     }
 }
 
-fn settings(settings: &CollectiveSettings, record: &Record) -> v1::CollectiveSettings {
+pub(crate) fn settings(settings: &CollectiveSettings, record: &Record) -> v1::CollectiveSettings {
     v1::CollectiveSettings {
         pmtu: settings.pmtu.bytes() as u32,
         window_packets: settings.window_packets.into(),
