@@ -117,7 +117,7 @@ fn what_is_left_open_stays_open_and_the_lease_has_a_default() {
 #[test]
 fn each_bad_join_names_its_field() {
     type Spoil = fn(&mut v1::InitGroupRequest);
-    let cases: [(&str, Spoil); 17] = [
+    let cases: [(&str, Spoil); 18] = [
         ("job", |m| m.job = "no blanks".into()),
         ("rank", |m| m.rank = 4),
         ("size", |m| m.size = 0),
@@ -174,13 +174,24 @@ fn each_bad_join_names_its_field() {
                 ..Default::default()
             });
         }),
-        ("settings.modes[1].mode", |m| {
+        // Of which the last one counted.
+        ("settings.modes[1].switch", |m| {
             let mode = |mode| v1::SwitchMode {
                 switch: "leaf1".into(),
                 mode,
             };
             m.settings = Some(v1::CollectiveSettings {
-                modes: vec![mode(3), mode(4)],
+                modes: vec![mode(1), mode(2)],
+                ..Default::default()
+            });
+        }),
+        ("settings.modes[1].mode", |m| {
+            let mode = |switch: &str, mode| v1::SwitchMode {
+                switch: switch.into(),
+                mode,
+            };
+            m.settings = Some(v1::CollectiveSettings {
+                modes: vec![mode("leaf1", 3), mode("leaf2", 4)],
                 ..Default::default()
             });
         }),

@@ -301,8 +301,14 @@ fn modes(given: &[v1::SwitchMode], r: &mut Reader) -> BTreeMap<String, Collectiv
         r.fault("modes", out_of_range(given.len(), why));
         return modes;
     }
+    let mut first_of: BTreeMap<&str, usize> = BTreeMap::new();
     for (i, v1::SwitchMode { switch, mode: given }) in given.iter().enumerate() {
-        r.take(format!("modes[{i}].switch"), name(switch));
+        let field = format!("modes[{i}].switch");
+        r.take(&field, name(switch));
+        if let Some(first) = first_of.insert(switch, i) {
+            let (name, first) = (switch.clone(), format!("settings.modes[{first}]"));
+            r.fault(field, FaultKind::DuplicateName { name, first });
+        }
         let field = format!("modes[{i}].mode");
         modes.extend(
             r.take(&field, mode(*given))
