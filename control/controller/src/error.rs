@@ -83,6 +83,11 @@ pub(crate) enum Refusal {
         switches: Vec<String>,
     },
     #[error(
+        "{mcst_id} is the McstID of a group on switch {switch} that is of a rule file, an operator or another controller: give another one, \
+         or none"
+    )]
+    McstIdOfOthers { mcst_id: McstId, switch: String },
+    #[error(
         "{mcst_id} cannot be had: the group's tree passes routers, and each switch has a McstID of its own for it"
     )]
     McstIdNotOwn { mcst_id: McstId },
@@ -246,7 +251,9 @@ impl Refusal {
             Self::NameOfSwitch { field, .. }
             | Self::AddressTaken { field, .. }
             | Self::QueuePairTaken { field, .. } => (Code::AlreadyExists, field),
-            Self::McstIdTaken { .. } | Self::McstIdWrittenOff { .. } => (Code::AlreadyExists, "mcst_id"),
+            Self::McstIdTaken { .. } | Self::McstIdWrittenOff { .. } | Self::McstIdOfOthers { .. } => {
+                (Code::AlreadyExists, "mcst_id")
+            }
             Self::McstIdNotOwn { .. } => (Code::InvalidArgument, "mcst_id"),
             Self::TooManyPlans { .. } => (Code::ResourceExhausted, "group"),
             Self::TooManyMoves { .. } | Self::TooManyJoins { .. } => (Code::Unavailable, "host"),

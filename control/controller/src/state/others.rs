@@ -86,7 +86,14 @@ impl Others {
 
     /// Whether a switch has something else at this address.
     pub(crate) fn have(&self, mcst_id: McstId) -> bool {
-        self.on.values().any(|on| on.mcst_ids.contains(&mcst_id))
+        self.switch_with(mcst_id).is_some()
+    }
+
+    /// The first switch that has something else at this address.
+    pub(crate) fn switch_with(&self, mcst_id: McstId) -> Option<&str> {
+        let mut on = self.on.iter();
+        let (switch, _) = on.find(|(_, on)| on.mcst_ids.contains(&mcst_id))?;
+        Some(switch)
     }
 
     /// Why the store may be the wrong one.
@@ -157,6 +164,7 @@ mod tests {
         assert_eq!(others.doubt(), None);
         let has = |n| others.have(McstId([10, 200, 0, n].into()));
         assert_eq!([1, 2, 3].map(has), [false, false, true]);
+        assert_eq!(others.switch_with(McstId([10, 200, 0, 3].into())), Some("s1"));
     }
 
     #[test]

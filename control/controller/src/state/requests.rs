@@ -79,6 +79,10 @@ impl Core {
                 switches,
             });
         }
+        if let Some(switch) = self.others.switch_with(mcst_id) {
+            let switch = switch.into();
+            return Err(Refusal::McstIdOfOthers { mcst_id, switch });
+        }
         match self.facts.host_of(mcst_id.0, None) {
             Some(host) => Err(Refusal::AddressTaken {
                 field: "mcst_id".into(),

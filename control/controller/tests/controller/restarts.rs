@@ -350,7 +350,7 @@ async fn strangers_rules_stay_and_orphans_of_ours_go() {
     // And one of ours is missing.
     lab.switch("leaf1").with(|t| t.groups.clear());
 
-    let (_controller, client) = lab.start().await;
+    let (_controller, mut client) = lab.start().await;
     // Both were settled before any of this was confirmed.
     let installed = |group: &v1::Group| group.tree.iter().all(|n| n.installed);
     let mut events = Events::of(&client).await;
@@ -362,6 +362,14 @@ async fn strangers_rules_stay_and_orphans_of_ours_go() {
         ["g.1", "from-a-file.1", "of-another.1"]
     );
     assert_eq!(lab.switch("leaf1").groups(), ["g.1"]);
+    // A group cannot have the address of a stranger, where its tree does not pass that switch either.
+    let wanted = v1::CreateGroupRequest {
+        mcst_id: Some("10.9.0.1".into()),
+        ..creation("k", &["h2", "h3"])
+    };
+    let refused = client.create_group(wanted).await.unwrap_err();
+    assert_eq!(refused.code(), Code::AlreadyExists, "{refused}");
+    assert!(refused.message().contains("on switch leaf0"), "{refused}");
 }
 
 /// Somebody removes a rule of ours by hand: it comes back.
