@@ -23,7 +23,10 @@ impl fmt::Display for Fault {
     }
 }
 
-/// All faults of a file, ordered by position; at least one. Displays one line per fault.
+/// Most faults that are shown to people: a file that is meant for something else has thousands.
+pub const SHOWN_MAX: usize = 20;
+
+/// All faults of a file, ordered by position; at least one. Displays one line per fault, of the first [`SHOWN_MAX`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults {
     /// Shown before line and column.
@@ -43,7 +46,7 @@ impl Faults {
 
 impl fmt::Display for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, fault) in self.faults.iter().enumerate() {
+        for (i, fault) in self.faults.iter().take(SHOWN_MAX).enumerate() {
             if i > 0 {
                 writeln!(f)?;
             }
@@ -52,8 +55,38 @@ impl fmt::Display for Faults {
             }
             write!(f, "{fault}")?;
         }
-        Ok(())
+        match self.faults.len().saturating_sub(SHOWN_MAX) {
+            0 => Ok(()),
+            more => write!(f, "\nand {more} more"),
+        }
     }
 }
 
 impl std::error::Error for Faults {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_faults_are_shown_and_the_others_counted() {
+        let shown = |count: usize| {
+            let fault = |line| Fault {
+                line,
+                column: 1,
+                field: "x".into(),
+                message: "unknown field".into(),
+            };
+            let faults = Faults {
+                file: None,
+                faults: (1..=count).map(fault).collect(),
+            };
+            let text = faults.in_file("f").to_string();
+            let last = text.lines().last().unwrap_or_default().to_owned();
+            (text.lines().count(), last)
+        };
+        assert_eq!(shown(1), (1, "f:1:1: x: unknown field".to_owned()));
+        assert_eq!(shown(20), (20, "f:20:1: x: unknown field".to_owned()));
+        assert_eq!(shown(1498), (21, "and 1478 more".to_owned()));
+    }
+}

@@ -25,7 +25,7 @@ mod fault;
 mod table;
 mod value;
 
-pub use fault::{Fault, Faults};
+pub use fault::{Fault, Faults, SHOWN_MAX};
 pub use table::Table;
 pub use value::{Value, join};
 

@@ -6,7 +6,7 @@ use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Output, Page, Report, write_stdout};
 use castnet_console::units::plural;
 use castnet_rules::{COLLECTIVE_EXAMPLE, Fault, RuleSet};
-use castnet_toml_reader::Fault as FileFault;
+use castnet_toml_reader::{Fault as FileFault, SHOWN_MAX};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -132,7 +132,7 @@ impl FileReport {
 impl Report for Checked {
     fn page(&self, page: &mut Page) {
         for file in &self.files {
-            for fault in &file.faults {
+            for fault in file.faults.iter().take(SHOWN_MAX) {
                 let place = match (fault.line, fault.column) {
                     (Some(line), Some(column)) => format!(":{line}:{column}"),
                     _ => String::new(),
@@ -143,6 +143,10 @@ impl Report for Checked {
                     format!("{}: ", fault.field)
                 };
                 page.line(format!("{}{place}: {field}{}", file.file, fault.message));
+            }
+            let more = file.faults.len().saturating_sub(SHOWN_MAX);
+            if more > 0 {
+                page.line(format!("{}: and {more} more, which --output json has", file.file));
             }
             if file.faults.is_empty() {
                 let forwarding = match file.forwarding {
@@ -196,5 +200,35 @@ mod tests {
         let rules = RuleSet::from_toml(EXAMPLE).expect("no faults");
         assert_eq!(rules.check(6), vec![]);
         assert!(!rules.groups.is_empty() && !rules.routes.is_empty());
+    }
+
+    /// A file that is meant for something else does not flood the terminal.
+    #[test]
+    fn the_first_faults_are_shown_and_the_others_counted() {
+        let shown = |faults: usize| {
+            let fault = |_| FaultReport {
+                line: None,
+                column: None,
+                field: "x".to_owned(),
+                message: "unknown field".to_owned(),
+            };
+            let file = FileReport {
+                file: "f".to_owned(),
+                groups: 0,
+                collectives: 0,
+                forwarding: 0,
+                routes: 0,
+                faults: (0..faults).map(fault).collect(),
+            };
+            let mut page = Page::default();
+            Checked { files: vec![file] }.page(&mut page);
+            let lines: Vec<_> = page.text().lines().map(str::to_owned).collect();
+            (lines.len(), lines.last().cloned().unwrap_or_default())
+        };
+        assert_eq!(shown(20), (20, "f: x: unknown field".to_owned()));
+        assert_eq!(
+            shown(22),
+            (21, "f: and 2 more, which --output json has".to_owned())
+        );
     }
 }

@@ -21,6 +21,7 @@ use castnet_rules::RuleSet;
 use castnet_switch::config::SwitchConfig;
 use castnet_switch::mrp::MrpRule;
 use castnet_switch::{dataplane_config, start_with};
+use castnet_toml_reader::SHOWN_MAX;
 use castnet_worker::engine::Totals;
 use castnet_worker::{Counters, Dataplane};
 use clap::Args;
@@ -217,7 +218,10 @@ fn check_rules(rules: &RuleSet, path: Option<&Path>, ports: usize) -> Outcome {
         return Ok(());
     }
     let file = path.map(|p| p.display().to_string()).unwrap_or_default();
-    let lines: Vec<_> = faults.iter().map(|f| format!("{file}: {f}")).collect();
+    let shown = faults.iter().take(SHOWN_MAX);
+    let mut lines: Vec<_> = shown.map(|f| format!("{file}: {f}")).collect();
+    let more = faults.len().saturating_sub(SHOWN_MAX);
+    lines.extend((more > 0).then(|| format!("and {more} more")));
     Err(Failure::usage(lines.join("\n")).next(format!("castnet rules check --ports {ports} {file}")))
 }
 
@@ -332,6 +336,15 @@ mod tests {
             failure.code() == 2 && failure.what.contains("r.toml: "),
             "{}",
             failure.what
+        );
+        let many = RuleSet {
+            groups: vec![rules.groups[0].clone(); 30],
+            ..rules
+        };
+        let what = check_rules(&many, None, 2).expect_err("two ports").what;
+        assert!(
+            what.lines().count() == SHOWN_MAX + 1 && what.ends_with(" more"),
+            "{what}"
         );
     }
 }
