@@ -111,6 +111,30 @@ pub enum Lack {
     Endpoints { needed: u64, max: u64 },
 }
 
+impl Shortage {
+    /// In words, for a group with `lanes`, whose room is that for each of them.
+    pub fn words(&self, lanes: u8) -> String {
+        format!("switch {} {}", self.switch, self.lack.words(lanes))
+    }
+}
+
+impl Lack {
+    /// See [`Shortage::words`].
+    pub fn words(&self, lanes: u8) -> String {
+        match self {
+            Self::Memory { needed, free } if lanes > 1 => {
+                format!(
+                    "needs {needed} bytes for each of the group's {lanes} lanes, {free} are free for each"
+                )
+            }
+            Self::Groups if lanes > 1 => {
+                format!("takes no more groups of {lanes} lanes, each of which counts")
+            }
+            lack => lack.to_string(),
+        }
+    }
+}
+
 impl PlanError {
     /// The field of the request at fault, such as `ranks[2]`, or `switches.NAME`; empty if the fabric is at fault.
     pub fn field(&self) -> String {

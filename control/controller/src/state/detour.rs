@@ -87,11 +87,11 @@ impl Detours {
         Arc::new(rest)
     }
 
-    /// What switches lack: their refusals, or else the planner's shortages.
-    pub(crate) fn explain(&self, shortages: &[Shortage]) -> String {
+    /// What switches lack for a group with `lanes`: their refusals, or else the planner's shortages.
+    pub(crate) fn explain(&self, shortages: &[Shortage], lanes: u8) -> String {
         let each = shortages
             .iter()
-            .map(|s| self.of(&s.switch).unwrap_or_else(|| s.to_string()));
+            .map(|s| self.of(&s.switch).unwrap_or_else(|| s.words(lanes)));
         each.collect::<Vec<_>>().join("; ")
     }
 
@@ -146,6 +146,7 @@ impl Detour {
 
 #[cfg(test)]
 mod tests {
+    use castnet_planner::Lack;
     use castnet_rules::TranslatedRule;
     use castnet_wire::{McstId, Pmtu};
 
@@ -195,6 +196,28 @@ mod tests {
         assert_eq!(room(&detours, "u"), Room::UNKNOWN);
         assert_eq!(detours.of("t").as_deref(), Some("switch t refuses: full"));
         assert_eq!(detours.words().matches("refuses: full").count(), 3);
+    }
+
+    #[test]
+    fn what_is_lacking_is_that_of_each_lane() {
+        let text = |lack, lanes| {
+            let switch = "s".into();
+            Detours::default().explain(&[Shortage { switch, lack }], lanes)
+        };
+        let memory = Lack::Memory { needed: 9, free: 8 };
+        assert_eq!(
+            text(memory.clone(), 1),
+            "switch s needs 9 bytes for it, 8 are free"
+        );
+        assert_eq!(
+            text(memory, 2),
+            "switch s needs 9 bytes for each of the group's 2 lanes, 8 are free for each"
+        );
+        assert_eq!(text(Lack::Groups, 1), "switch s takes no more groups");
+        assert_eq!(
+            text(Lack::Groups, 2),
+            "switch s takes no more groups of 2 lanes, each of which counts"
+        );
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use castnet_group::CollectiveSettings;
-use castnet_planner::Shortage;
+use castnet_planner::{Lack, Shortage};
 use castnet_proto::convert::{NewCollective, NewGroup, mode_to_proto, rate_limit_to_proto};
 use castnet_proto::v1;
 use castnet_proto::v1::endpoint::NextHop;
@@ -224,8 +224,8 @@ fn passed_over(core: &Core, record: &Record) -> Vec<v1::PassedOver> {
 fn shortage(core: &Core, record: &Record, switch: &str, smallest: Option<&GroupRule>) -> Option<String> {
     let room = core.room(record, switch);
     match smallest {
-        Some(rule) => Shortage::of(switch, &room, rule).map(|short| short.lack.to_string()),
-        None => (room.groups_free == 0).then(|| "takes no more groups".into()),
+        Some(rule) => Shortage::of(switch, &room, rule).map(|short| short.lack.words(record.lanes())),
+        None => (room.groups_free == 0).then(|| Lack::Groups.words(record.lanes())),
     }
 }
 

@@ -367,11 +367,9 @@ pub(crate) fn ready(core: &mut Core, layout: Layout) -> Result<Layout, NoPlan> {
 }
 
 fn lacking(core: &Core, record: &Record, shortages: &[Shortage]) -> String {
-    let entry = core.groups.get(&record.name);
-    entry.map_or_else(
-        || Detours::default().explain(shortages),
-        |e| e.detours.explain(shortages),
-    )
+    let none = Detours::default();
+    let detours = core.groups.get(&record.name).map_or(&none, |e| &e.detours);
+    detours.explain(shortages, record.lanes())
 }
 
 fn no_plan(core: &Core, record: &Record, error: &PlanError) -> NoPlan {
