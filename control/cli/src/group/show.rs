@@ -157,6 +157,7 @@ impl GroupReport {
         let own = super::mcst_ids(state);
         let addresses = super::member_addresses(&state.mcst_id, &own);
         let facts = &mut report.facts;
+        facts.field("kind", "multicast");
         if !own.is_empty() {
             facts.field("mcst_ids", json!(own));
         }
@@ -532,6 +533,19 @@ fn add_rate(facts: &mut Facts, limit: Option<api::RateLimit>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// For programs that read groups of both kinds, as in the list.
+    #[test]
+    fn a_report_has_the_kind_of_its_group() {
+        let kind = |(report, _): (GroupReport, Vec<api::Lane>)| {
+            let json = serde_json::to_value(&report).expect("JSON");
+            json["kind"].clone()
+        };
+        let multicast = GroupReport::of_multicast(&api::GroupState::default());
+        assert_eq!(kind(multicast), "multicast");
+        let collective = GroupReport::of_collective(&api::Collective::default());
+        assert_eq!(kind(collective), "collective");
+    }
 
     #[test]
     fn the_drawing_says_who_is_behind() {
