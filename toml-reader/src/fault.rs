@@ -63,30 +63,3 @@ impl fmt::Display for Faults {
 }
 
 impl std::error::Error for Faults {}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_faults_are_shown_and_the_others_counted() {
-        let shown = |count: usize| {
-            let fault = |line| Fault {
-                line,
-                column: 1,
-                field: "x".into(),
-                message: "unknown field".into(),
-            };
-            let faults = Faults {
-                file: None,
-                faults: (1..=count).map(fault).collect(),
-            };
-            let text = faults.in_file("f").to_string();
-            let last = text.lines().last().unwrap_or_default().to_owned();
-            (text.lines().count(), last)
-        };
-        assert_eq!(shown(1), (1, "f:1:1: x: unknown field".to_owned()));
-        assert_eq!(shown(20), (20, "f:20:1: x: unknown field".to_owned()));
-        assert_eq!(shown(1498), (21, "and 1478 more".to_owned()));
-    }
-}

@@ -87,6 +87,20 @@ mod tests {
         assert_eq!(failure.code(), 2);
     }
 
+    /// A file that is meant for something else does not flood the terminal.
+    #[test]
+    fn the_first_faults_of_a_file_are_shown_and_the_others_counted() {
+        let shown = |fields: usize| {
+            let text: String = (0..fields).map(|n| format!("field{n} = 1\n")).collect();
+            let what = read(&text).expect_err("faults").what;
+            let last = what.lines().last().unwrap_or_default().to_owned();
+            (what.lines().count(), last)
+        };
+        let (lines, last) = shown(20);
+        assert!(lines == 20 && last.contains("x.toml:20:1: field19: "), "{last}");
+        assert_eq!(shown(1498), (21, "and 1478 more".to_owned()));
+    }
+
     #[test]
     fn paths_are_relative_to_the_folder_of_the_file() {
         let text = "a = \"a.toml\"\nb = \"/b.toml\"";

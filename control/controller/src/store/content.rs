@@ -2,13 +2,14 @@
 //!
 //! docs/store.md describes the document.
 
-mod request;
-
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::net::Ipv4Addr;
 
-use castnet_proto::convert::name_from_proto;
+use castnet_proto::convert::{
+    name_from_proto, new_collective_from_proto, new_group_from_proto, unicast_mcst_id_from_proto,
+};
+use castnet_proto::v1;
 use castnet_wire::{McstId, Qpn};
 use serde::de::Error as _;
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,7 @@ use serde_json::Value;
 
 use super::{Batch, Entry, Key, REFUSED, STORE_VERSION, Store, StoreError, Table, Write, encode};
 use crate::state::fabric::HostRecord;
+use crate::state::kinds::{Kind, collective, multicast};
 use crate::state::record::Record;
 use crate::state::written_off::WrittenOff;
 
@@ -308,10 +310,46 @@ impl Check {
                 }
             }
         }
-        for reason in request::faults(&record) {
-            self.add(key, reason);
-        }
+        self.settings(key, &record);
         self.layout(key, &record);
+    }
+
+    /// What no call accepts, in the words for a request that would create the group. Not its name: groups keep those that are refused by now.
+    fn settings(&mut self, key: &Key, record: &Record) {
+        let name = String::from("g");
+        let (zeros, created) = match &record.kind {
+            Kind::Multicast(group) => {
+                let request = multicast::view::creation(group, record);
+                let request = v1::CreateGroupRequest { name, ..request };
+                (group.settings.zeros(), new_group_from_proto(&request).err())
+            }
+            Kind::Collective(group) => {
+                let (lanes, mcst_ids) = (usize::from(group.settings.lanes), record.mcst_ids().count());
+                if lanes != mcst_ids {
+                    self.add(
+                        key,
+                        format_args!("settings.lanes: is {lanes}, but the group has {mcst_ids} McstID(s), one for each lane"),
+                    );
+                }
+                let request = collective::view::creation(group, record);
+                let request = v1::CreateCollectiveRequest { name, ..request };
+                (group.settings.zeros(), new_collective_from_proto(&request).err())
+            }
+        };
+        for field in zeros {
+            self.add(
+                key,
+                format_args!("{field}: is 0, which only a request has, for the default"),
+            );
+        }
+        let addresses = record
+            .all_mcst_ids()
+            .filter_map(|mcst_id| unicast_mcst_id_from_proto("mcst_id", &mcst_id.to_string()).err());
+        for invalid in created.into_iter().chain(addresses) {
+            for fault in invalid.faults() {
+                self.add(key, fault);
+            }
+        }
     }
 
     fn layout(&mut self, key: &Key, record: &Record) {

@@ -49,7 +49,7 @@ pub(crate) fn mode(settings: &CollectiveSettings, record: &Record) -> Collective
     }
 }
 
-pub(crate) fn settings(settings: &CollectiveSettings, record: &Record) -> v1::CollectiveSettings {
+fn settings(settings: &CollectiveSettings, record: &Record) -> v1::CollectiveSettings {
     v1::CollectiveSettings {
         pmtu: settings.pmtu.bytes() as u32,
         window_packets: settings.window_packets.into(),
@@ -63,6 +63,26 @@ pub(crate) fn settings(settings: &CollectiveSettings, record: &Record) -> v1::Co
         stall_timeout_ms: settings.stall_timeout_ms,
         lanes: settings.lanes.into(),
         rate_limit: record.rate_limit.map(rate_limit_to_proto),
+    }
+}
+
+/// The request that would create it, without its limit, which may be that of its tenant. Ranks that create their job by a call may share a
+/// host, and have none before that.
+pub(crate) fn creation(group: &Collective, record: &Record) -> v1::CreateCollectiveRequest {
+    let host = |(rank, host): (usize, &str)| match group.by_call {
+        true => format!("rank{rank}"),
+        false => host.into(),
+    };
+    let hosts = group.ranks.iter().map(|rank| rank.host.as_str());
+    v1::CreateCollectiveRequest {
+        name: record.name.clone(),
+        ranks: hosts.enumerate().map(host).collect(),
+        settings: Some(v1::CollectiveSettings {
+            mode: group.settings.mode.map_or(0, |mode| mode_to_proto(mode).into()),
+            rate_limit: None,
+            ..settings(&group.settings, record)
+        }),
+        ..Default::default()
     }
 }
 

@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use castnet_group::StallPolicy;
 use castnet_proto::convert::{any_source_to_proto, rate_limit_to_proto, repair_to_proto};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
@@ -144,6 +145,41 @@ pub(crate) fn member(group: &Multicast, core: &Core, at: usize) -> v1::MemberSta
     state
 }
 
+fn on_stall(policy: StallPolicy) -> v1::StallPolicy {
+    v1::StallPolicy {
+        after_ms: policy.after_ms,
+        then: match policy.fails {
+            true => v1::MemberLoss::Fail,
+            false => v1::MemberLoss::Evict,
+        } as i32,
+    }
+}
+
+/// The request that would create it. Without connections, which are checked when members join, and without its limit, which may be that of
+/// its tenant.
+pub(crate) fn creation(group: &Multicast, record: &Record) -> v1::CreateGroupRequest {
+    let settings = &group.settings;
+    let member = |member: &Arc<MemberRecord>| v1::NewMember {
+        host: member.host.clone(),
+        connection: None,
+    };
+    v1::CreateGroupRequest {
+        name: record.name.clone(),
+        source: group.source.clone(),
+        members: group.members.iter().map(member).collect(),
+        pmtu: settings.pmtu.bytes() as u32,
+        stall_timeout_ms: settings.stall_timeout_ms,
+        lanes: 1 + record.more_lanes.len() as u32,
+        on_member_stall: settings.on_stall.map(on_stall),
+        any_source: settings
+            .any_source
+            .map_or(0, |numbers| any_source_to_proto(numbers).into()),
+        repair: settings.repair.map(repair_to_proto),
+        distribution: settings.distribution.to_string(),
+        ..Default::default()
+    }
+}
+
 pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
     let record = entry.record();
     let mcst_ids: Vec<_> = record.mcst_ids().collect();
@@ -163,13 +199,7 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
             true => v1::MemberLoss::Fail,
             false => v1::MemberLoss::Evict,
         } as i32,
-        on_member_stall: group.settings.on_stall.map(|policy| v1::StallPolicy {
-            after_ms: policy.after_ms,
-            then: match policy.fails {
-                true => v1::MemberLoss::Fail,
-                false => v1::MemberLoss::Evict,
-            } as i32,
-        }),
+        on_member_stall: group.settings.on_stall.map(on_stall),
         rate_limit: record.rate_limit.map(rate_limit_to_proto),
         any_source: group
             .settings
