@@ -30,7 +30,9 @@ pub enum FaultKind {
     TwoNextHops,
     #[error("{name:?} is no name: 1 to 64 printable characters without blanks")]
     BadName { name: String },
-    #[error("{name:?} reads as an IPv4 address or a folder: give the group a name with a letter, such as \"g1\"")]
+    #[error(
+        "{name:?} reads as an IPv4 address or a folder: give the group a name with a letter, such as \"g1\""
+    )]
     AmbiguousName { name: String },
     #[error("has {endpoints} endpoint(s): a group needs at least two")]
     TooFewEndpoints { endpoints: usize },

@@ -83,8 +83,8 @@ pub(crate) enum Refusal {
         switches: Vec<String>,
     },
     #[error(
-        "{mcst_id} is the McstID of a group on switch {switch} that is of a rule file, an operator or another controller: give another one, \
-         or none"
+        "{mcst_id} is the McstID of a group on switch {switch} that this controller does not have (of a rule file, an operator or another \
+         controller): give another one, or none"
     )]
     McstIdOfOthers { mcst_id: McstId, switch: String },
     #[error(
