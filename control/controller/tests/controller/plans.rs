@@ -21,10 +21,19 @@ fn tree(answer: &v1::PlanGroupResponse) -> Vec<String> {
 }
 
 fn collective(name: &str) -> Group {
+    in_lanes(name, 1)
+}
+
+fn in_lanes(name: &str, lanes: u32) -> Group {
     let ranks = (0..4).map(|n| format!("h{n}")).collect();
+    let settings = v1::CollectiveSettings {
+        lanes,
+        ..Default::default()
+    };
     Group::Collective(v1::CreateCollectiveRequest {
         name: name.into(),
         ranks,
+        settings: Some(settings),
         ..Default::default()
     })
 }
@@ -138,6 +147,9 @@ async fn a_plan_says_which_switches_are_full_or_down_and_why_there_is_none() {
         over.len() == 1 && over[0].starts_with("spine0 needs ") && over[0].ends_with("1000 are free"),
         "{over:?}"
     );
+    let each = " for each of the group's 2 lanes, 500 are free for each";
+    let over = passed_over(&plan(&client, in_lanes("sums", 2)).await.unwrap());
+    assert!(over.len() == 1 && over[0].ends_with(each), "{over:?}");
     for switch in &planned.switches {
         let (node, room) = (switch.node.as_ref().unwrap(), switch.room.unwrap());
         assert!(
@@ -154,6 +166,8 @@ async fn a_plan_says_which_switches_are_full_or_down_and_why_there_is_none() {
         refused.refusal.contains("spine0 needs ") && refused.refusal.contains("1000 are free"),
         "{refused:?}"
     );
+    let lanes = plan(&client, in_lanes("sums", 2)).await.unwrap();
+    assert!(lanes.refusal.contains(each), "{lanes:?}");
     let over = passed_over(&refused);
     assert!(
         over.len() == 1 && over[0].starts_with("spine1 cannot be reached: "),
