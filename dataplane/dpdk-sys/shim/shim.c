@@ -67,6 +67,8 @@ int cn_log_to(void (*sink)(const char *, size_t))
 
 	if (stream == NULL)
 		return -ENOMEM;
+	/* Unbuffered: each line reaches the sink in the thread that logs it. */
+	setvbuf(stream, NULL, _IONBF, 0);
 	return rte_openlog_stream(stream);
 }
 

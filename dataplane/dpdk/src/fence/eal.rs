@@ -1,6 +1,6 @@
 //! DPDK's environment (EAL), which is started once per process, its log, and its registered threads.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char};
 use std::fs;
 use std::sync::{Mutex, PoisonError};
@@ -47,23 +47,28 @@ pub(crate) struct Eal {
 }
 
 static RUNNING: Mutex<Option<Eal>> = Mutex::new(None);
-/// Since it was last cleared.
-static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+thread_local! {
+    /// Since it was last cleared. DPDK logs in the thread that calls it, and other threads' operations leave it alone.
+    static LOG: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 const LOG_MAX: usize = 16 << 10;
 const LOG_LINES: usize = 5;
 
 extern "C" fn log(text: *const c_char, length: usize) {
     // SAFETY: DPDK passes `length` bytes that are valid during this call.
     let bytes = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) };
-    let mut log = LOG.lock().unwrap_or_else(PoisonError::into_inner);
-    let over = (log.len() + length).saturating_sub(LOG_MAX).min(log.len());
-    log.drain(..over);
-    log.extend(bytes.iter().take(LOG_MAX));
+    // A thread that ends may log after its log is gone.
+    let _ = LOG.try_with(|log| {
+        let mut log = log.borrow_mut();
+        let over = (log.len() + length).saturating_sub(LOG_MAX).min(log.len());
+        log.drain(..over);
+        log.extend(bytes.iter().take(LOG_MAX));
+    });
 }
 
 /// Called before an operation whose failure must be explained.
 pub(crate) fn forget_log() {
-    LOG.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    LOG.with_borrow_mut(Vec::clear);
 }
 
 /// For a negative return value, which is an error number, or -1 if [`sys::cn_errno`] has it.
@@ -73,7 +78,7 @@ pub(crate) fn reason(code: i32) -> Reason {
     let code = if code < -1 { -code } else { errno() };
     // SAFETY: any number is allowed. The text is valid until the thread's next call, and is copied.
     let words = text(unsafe { sys::rte_strerror(code) });
-    let log = std::mem::take(&mut *LOG.lock().unwrap_or_else(PoisonError::into_inner));
+    let log = LOG.take();
     let log = String::from_utf8_lossy(&log).into_owned();
     let lines: Vec<_> = log.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
     Reason {
@@ -245,5 +250,23 @@ impl Drop for Registered {
             // SAFETY: this module registered this thread. Buffers that it still has can be freed without a cache.
             unsafe { sys::rte_thread_unregister() };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_threads_leave_the_log_of_a_failure_alone() {
+        let refused = "net_null: no such colour\n";
+        log(refused.as_ptr().cast(), refused.len());
+        let other = thread::spawn(|| {
+            forget_log();
+            reason(-95).log
+        });
+        assert_eq!(other.join().unwrap(), "");
+        assert_eq!(reason(-95).log, refused.trim());
+        assert_eq!(reason(-95).log, "", "told once");
     }
 }
