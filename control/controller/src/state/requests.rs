@@ -11,7 +11,6 @@ use crate::state::kinds::multicast::evict::Afterwards;
 use crate::state::lifecycle::Event;
 use crate::state::planning::{Layout, NoPlan};
 use crate::state::record::Record;
-use crate::state::table::Entry;
 use crate::state::written_off::WrittenOff;
 
 pub(crate) enum Seen<S> {

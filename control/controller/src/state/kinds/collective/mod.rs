@@ -11,7 +11,7 @@ use castnet_planner::Request;
 use castnet_proto::convert::DEFAULT_LEASE_MS;
 use castnet_proto::v1;
 use castnet_rules::{GroupRule, HostPart, NextHop, RankPart, TranslatedRule};
-use castnet_wire::{LossPolicy, Psn};
+use castnet_wire::LossPolicy;
 
 use self::live::Presence;
 use self::record::{Collective, RankRecord};
