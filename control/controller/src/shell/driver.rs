@@ -183,9 +183,11 @@ fn refuse(core: &mut Core, (name, generation): (&str, u64), failure: Failure) {
 async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Arc<Plan>> {
     let deadline = Instant::now() + shared.config.timeouts.host;
     let mut changes = shared.fabric.subscribe();
-    let mut changed = shared.lock().group(name).ok()?.changed.subscribe();
+    let mut follow = shared.lock().follow(name).ok()?;
     let mut cancelled = std::pin::pin!(async {
-        while changed.changed().await.is_ok() && installing(&shared.lock(), name, generation).is_some() {}
+        while installing(&shared.lock(), name, generation).is_some() {
+            follow.changed().await;
+        }
     });
     loop {
         changes.mark_unchanged();

@@ -230,6 +230,12 @@ pub(crate) mod tests {
         Core::new(config.into(), Stored::default(), Instant::now(), 1)
     }
 
+    /// What is staged is on disk.
+    pub(crate) fn write(core: &mut Core) {
+        let batch = core.next_batch().expect("something is staged");
+        core.handle_stored(batch, true);
+    }
+
     /// A rank of a job, at host `h<rank>`. Its lease is 10 minutes.
     pub(crate) fn join(job: &str, rank: u8, size: u32, secret: &str) -> RankJoin {
         let request = v1::InitGroupRequest {

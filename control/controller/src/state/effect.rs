@@ -1,8 +1,12 @@
 //! What a change of the state asks for outside of it. It is carried out when the change is complete, while the state is still locked.
 
+use std::any::Any;
+use std::sync::Arc;
+
 use castnet_proto::v1;
 
 use crate::state::core::Core;
+use crate::state::kinds::News;
 
 /// Work for later.
 pub(crate) type Work = Box<dyn FnOnce(&mut Core) + Send>;
@@ -11,6 +15,12 @@ pub(crate) type Work = Box<dyn FnOnce(&mut Core) + Send>;
 pub(crate) enum Effect {
     /// All who watch get an event.
     Publish(Box<v1::ControllerEvent>),
+    /// Who follows a group is to look at it.
+    Changed {
+        followers: Arc<dyn Any + Send + Sync>,
+        /// What members learn at once, as it is now; `None`: the group is gone.
+        news: Option<News>,
+    },
     /// Switches or hosts have something new, for those who wait for it.
     FabricChanged,
     /// There is something to write, or work to resume.

@@ -164,7 +164,7 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::core::tests::{core, join};
+    use crate::state::core::tests::{core, join, write};
 
     #[test]
     fn what_is_due_comes_in_order_and_once() {
@@ -198,8 +198,7 @@ mod tests {
         assert_eq!(core.poll_timeout(), None);
 
         core.seat_rank(join("job", 0, 2, ""), "h0").map(drop).unwrap();
-        core.journal.take(|_| None).expect("it was made").end(Ok(()));
-        core.journal.under_way = None;
+        write(&mut core);
         let ends = due(&mut core);
         core.forget("job").unwrap();
         assert_eq!(core.poll_timeout(), None);
