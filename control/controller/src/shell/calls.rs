@@ -269,7 +269,7 @@ impl Shared {
                 return Some(Vec::new());
             };
             let placed = &entry.record().placed;
-            let tried = !entry.driven && placed.iter().all(|s| entry.problems.contains_key(s));
+            let tried = entry.work.is_none() && placed.iter().all(|s| entry.problems.contains_key(s));
             let removing = matches!(entry.record().phase, Phase::Removing(_));
             (tried && !placed.is_empty() && removing).then(|| placed.iter().cloned().collect())
         };

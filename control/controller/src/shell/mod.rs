@@ -2,7 +2,6 @@
 //! nothing about groups, but in which order their switches are called.
 
 pub(crate) mod calls;
-pub(crate) mod driver;
 pub(crate) mod durable;
 pub(crate) mod election;
 pub(crate) mod exchange;

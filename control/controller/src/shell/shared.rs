@@ -18,7 +18,7 @@ use super::exchange::Exchanges;
 use super::follow::{self, Follow};
 use super::link::{Link, SwitchError};
 use super::plan::Turns;
-use super::{driver, tasks};
+use super::tasks;
 use crate::config::Config;
 use crate::error::Refusal;
 use crate::state::core::{Core, EVENTS_MAX};
@@ -308,11 +308,11 @@ impl Shared {
                 self.fabric.send_replace(());
             }
             Effect::Staged => self.staged.notify_one(),
-            Effect::Drive(group) => self.spawn(driver::drive(shared, group)),
+            Effect::Plan(planning) => self.spawn(tasks::plan(shared, planning)),
+            Effect::Sync(asked) => self.spawn(tasks::sync(shared, asked)),
             Effect::Update { group, leaves_first } => {
-                self.spawn(driver::update(shared, group, leaves_first));
+                self.spawn(tasks::update(shared, group, leaves_first));
             }
-            Effect::Replan { group, lost } => self.spawn(tasks::replan(shared, group, lost)),
             Effect::Refine(group) => self.spawn(tasks::refine_soon(shared, group)),
             Effect::Look(switch) => {
                 if let Some(link) = self.links.get(&switch) {

@@ -219,6 +219,7 @@ impl Core {
             let events = lost.into_iter().chain(batch.events);
             self.effects
                 .extend(events.map(|event| Effect::Publish(Box::new(event))));
+            self.go_on_after(batch.number, true);
             return vec![batch.number];
         }
         let mut rest = self.take_back(&mut batch);
@@ -233,7 +234,9 @@ impl Core {
                 _ => self.effects.push(Effect::Publish(Box::new(event))),
             }
         }
-        vec![batch.number, rest.number]
+        let ended = vec![batch.number, rest.number];
+        ended.iter().for_each(|batch| self.go_on_after(*batch, false));
+        ended
     }
 
     /// Takes back a batch that could not be written, and what was staged on top of it, which is returned. Work that remains for the groups
@@ -266,7 +269,7 @@ impl Core {
                 self.timers.cancel(&Owner::Group(name));
             }
         }
-        self.effects.push(Effect::FabricChanged);
+        self.reported();
         for name in names {
             if let Some(entry) = self.groups.get_mut(&name) {
                 entry.live.rules_ended();
@@ -355,17 +358,6 @@ impl Core {
             }
             let event = self.event(entry);
             self.publish(event);
-        }
-    }
-
-    /// Starts a task for a group that needs one and has none.
-    pub(crate) fn drive(&mut self, name: &str) {
-        if let Some(entry) = self.groups.get_mut(name)
-            && !entry.driven
-            && entry.record().phase.needs_driver()
-        {
-            entry.driven = true;
-            self.effects.push(Effect::Drive(name.into()));
         }
     }
 

@@ -14,6 +14,7 @@ use crate::error::Refusal;
 use crate::state::broken_links::Changed;
 use crate::state::change::Postponed;
 use crate::state::draws::Draws;
+use crate::state::driver::Works;
 use crate::state::effect::Effect;
 use crate::state::fabric::{Fabric, Facts, Reach};
 use crate::state::journal::Journal;
@@ -72,6 +73,7 @@ pub(crate) struct Core {
     pub(crate) signs: Signs,
     pub(crate) multicast_routes: MulticastRoutes,
     pub(crate) timers: Timers<Owner>,
+    pub(crate) works: Works,
     pub(crate) draws: Draws,
 }
 
@@ -125,6 +127,7 @@ impl Core {
             signs: Signs::default(),
             multicast_routes,
             timers: Timers::default(),
+            works: Works::default(),
             draws: Draws::new(seed),
             config,
         }

@@ -60,8 +60,8 @@ impl Before {
                 None
             }
             Self::Forgotten(mut entry) => {
-                // The task that worked on it has ended.
-                entry.driven = false;
+                // What was done for it has ended.
+                entry.work = None;
                 group.replace(*entry)
             }
         }

@@ -13,6 +13,7 @@ use castnet_wire::{McstId, Qpn};
 use parking_lot::Mutex;
 
 use crate::state::detour::Detours;
+use crate::state::driver::Work;
 use crate::state::kinds::Ends;
 use crate::state::kinds::collective::live::Live;
 use crate::state::pool::AddressSet;
@@ -34,7 +35,7 @@ pub(crate) struct Entry {
     pub(crate) problems: BTreeMap<String, String>,
     /// What its installation waits for, or why it is not where it was placed first; may be empty.
     pub(crate) note: String,
-    pub(crate) driven: bool,
+    pub(crate) work: Option<Work>,
     /// Whom to tell of each change, while there is anybody. The shell knows who that is.
     pub(crate) followers: Weak<dyn Any + Send + Sync>,
     /// What is seen of it.
@@ -56,7 +57,7 @@ impl Entry {
             confirmed: BTreeSet::new(),
             problems: BTreeMap::new(),
             note: String::new(),
-            driven: false,
+            work: None,
             followers: Weak::<()>::new(),
             shown: Mutex::default(),
             detours: Detours::default(),

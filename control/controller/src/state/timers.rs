@@ -27,6 +27,8 @@ pub(crate) enum Due {
     Links,
     /// This switch has not said again that a collective stalls.
     Stall(String),
+    /// The next step of the work on it.
+    Work,
 }
 
 /// Whose timer it is.
@@ -38,6 +40,8 @@ pub(crate) enum Owner {
     Relays,
     /// Addresses that no group uses any more.
     Routes,
+    /// Groups that wait for reports, of which there are new ones.
+    Reports,
 }
 
 /// Times, one at most for each key.
@@ -107,6 +111,7 @@ impl Core {
                 Some(Owner::Group(name)) => self.due_in_group(&name),
                 Some(Owner::Relays) => self.effects.push(Effect::FabricChanged),
                 Some(Owner::Routes) => multicast_routes::sweep(self),
+                Some(Owner::Reports) => self.plan_those_that_wait(),
                 None => return,
             }
         }
@@ -128,6 +133,7 @@ impl Core {
                 self.effects.push(Effect::FabricChanged);
             }
             Some(Due::Stall(switch)) => self.stall_over(name, &switch),
+            Some(Due::Work) => self.work_due(name),
             None => {}
         }
     }

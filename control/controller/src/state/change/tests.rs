@@ -96,7 +96,7 @@ fn a_group_that_went_before_another_of_its_name_came_in_a_batch_that_fails_is_th
         let entry = core.group("g").unwrap();
         assert_eq!(*entry.record(), record("g", 1));
         assert_eq!(Vec::from_iter(&entry.confirmed), ["s"]);
-        assert!(!entry.driven);
+        assert!(entry.work.is_none());
         assert_eq!(Arc::weak_count(&other), 0, "nothing keeps it");
         // It is the one that is followed.
         core.notify("g");
