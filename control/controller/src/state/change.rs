@@ -24,6 +24,9 @@ use crate::store::{Key, etcd};
 /// Groups whose work is resumed at once: others use the lock in between.
 const RESUMED_TOGETHER: usize = 256;
 
+/// How long an event waits for others of its group.
+const EVENT_PAUSE: Duration = Duration::from_millis(100);
+
 /// Work whose changes could not be written.
 #[derive(Default)]
 pub(crate) struct Postponed {
@@ -291,6 +294,25 @@ impl Core {
     }
 
     pub(crate) fn notify(&mut self, name: &str) {
+        self.notify_members(name);
+        if self.has_timer(name, &Due::Event) {
+            self.cancel_timer(name, &Due::Event);
+        }
+        if let Some(entry) = self.groups.get(name).filter(|_| self.is_watched) {
+            let event = self.event(entry);
+            self.publish(event);
+        }
+    }
+
+    /// Who watches all groups gets one event of what happens within a moment: calls of many ranks end at once, and begin again.
+    pub(crate) fn notify_soon(&mut self, name: &str) {
+        self.notify_members(name);
+        if self.is_watched && !self.has_timer(name, &Due::Event) {
+            self.set_timer(name, Due::Event, EVENT_PAUSE);
+        }
+    }
+
+    fn notify_members(&self, name: &str) {
         if let Some(entry) = self.groups.get(name) {
             entry.changed.send_replace(());
             let news = entry.record().kind.behaviour().news(entry);
@@ -298,14 +320,9 @@ impl Core {
                 .news
                 .send_if_modified(|told| std::mem::replace(told, news) != *told);
             // Later subscribers read the change with the state of the group.
-            if !self.is_watched {
-                if entry.changed.receiver_count() == 0 {
-                    *entry.shown.lock() = Cache::default();
-                }
-                return;
+            if !self.is_watched && entry.changed.receiver_count() == 0 {
+                *entry.shown.lock() = Cache::default();
             }
-            let event = self.event(entry);
-            self.publish(event);
         }
     }
 

@@ -27,6 +27,8 @@ pub(crate) enum Due {
     Links,
     /// This switch has not said again that a collective stalls.
     Stall(String),
+    /// Calls of its ranks have begun or ended, and watchers do not know it yet.
+    Event,
 }
 
 /// Whose timer it is.
@@ -128,6 +130,7 @@ impl Core {
                 self.effects.push(Effect::FabricChanged);
             }
             Some(Due::Stall(switch)) => self.stall_over(name, &switch),
+            Some(Due::Event) => self.notify(name),
             None => {}
         }
     }
@@ -139,6 +142,11 @@ impl Core {
             entry.live.timers.set(due, at);
             self.follow_timers(group);
         }
+    }
+
+    pub(crate) fn has_timer(&self, group: &str, due: &Due) -> bool {
+        let entry = self.groups.get(group);
+        entry.is_some_and(|entry| entry.live.timers.time(due).is_some())
     }
 
     pub(crate) fn cancel_timer(&mut self, group: &str, due: &Due) {
