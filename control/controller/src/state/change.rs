@@ -25,6 +25,9 @@ use crate::store::{Key, Table, etcd};
 /// Groups whose work is resumed at once: others use the lock in between.
 const RESUMED_TOGETHER: usize = 256;
 
+/// How long an event waits for others of its group.
+const EVENT_PAUSE: Duration = Duration::from_millis(100);
+
 /// Work whose changes could not be written.
 #[derive(Default)]
 pub(crate) struct Postponed {
@@ -342,6 +345,25 @@ impl Core {
     }
 
     pub(crate) fn notify(&mut self, name: &str) {
+        self.notify_members(name);
+        if self.has_timer(name, &Due::Event) {
+            self.cancel_timer(name, &Due::Event);
+        }
+        if let Some(entry) = self.groups.get(name).filter(|_| self.is_watched) {
+            let event = self.event(entry);
+            self.publish(event);
+        }
+    }
+
+    /// Who watches all groups gets one event of what happens within a moment: calls of many ranks end at once, and begin again.
+    pub(crate) fn notify_soon(&mut self, name: &str) {
+        self.notify_members(name);
+        if self.is_watched && !self.has_timer(name, &Due::Event) {
+            self.set_timer(name, Due::Event, EVENT_PAUSE);
+        }
+    }
+
+    fn notify_members(&mut self, name: &str) {
         if let Some(entry) = self.groups.get(name) {
             let followed = entry.followers.upgrade();
             let is_followed = followed.is_some();
@@ -350,14 +372,9 @@ impl Core {
                 news: Some(entry.record().kind.behaviour().news(entry)),
             }));
             // Later subscribers read the change with the state of the group.
-            if !self.is_watched {
-                if !is_followed {
-                    *entry.shown.lock() = Cache::default();
-                }
-                return;
+            if !self.is_watched && !is_followed {
+                *entry.shown.lock() = Cache::default();
             }
-            let event = self.event(entry);
-            self.publish(event);
         }
     }
 

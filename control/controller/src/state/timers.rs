@@ -29,6 +29,8 @@ pub(crate) enum Due {
     Stall(String),
     /// The next step of the work on it.
     Work,
+    /// Calls of its ranks have begun or ended, and watchers do not know it yet.
+    Event,
 }
 
 /// Whose timer it is.
@@ -134,6 +136,7 @@ impl Core {
             }
             Some(Due::Stall(switch)) => self.stall_over(name, &switch),
             Some(Due::Work) => self.work_due(name),
+            Some(Due::Event) => self.notify(name),
             None => {}
         }
     }
@@ -145,6 +148,11 @@ impl Core {
             entry.live.timers.set(due, at);
             self.follow_timers(group);
         }
+    }
+
+    pub(crate) fn has_timer(&self, group: &str, due: &Due) -> bool {
+        let entry = self.groups.get(group);
+        entry.is_some_and(|entry| entry.live.timers.time(due).is_some())
     }
 
     pub(crate) fn cancel_timer(&mut self, group: &str, due: &Due) {
