@@ -65,6 +65,7 @@ pub(crate) struct SwitchCommand {
 impl SwitchCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let config = self.settings()?;
+        Ready::check(self.ready_file.as_deref())?;
         let mut security = config.tls.security()?;
         security.socket = config.serve.socket();
         let rules = config

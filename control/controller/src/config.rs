@@ -282,8 +282,6 @@ pub enum Checkpoint {
     Planned,
     /// This switch has confirmed; that is not stored.
     Installed(String),
-    /// All switches have confirmed; that is not stored.
-    AllInstalled,
     /// The removal is stored; no switch knows of it yet.
     Removing,
     /// This switch has confirmed that it has no rule; that is not stored.
@@ -302,9 +300,9 @@ impl Checkpoints {
         Self(Some(Arc::new(stand_still)))
     }
 
-    pub(crate) async fn pass(&self, checkpoint: Checkpoint) {
-        if let Some(stand_still) = &self.0
-            && stand_still(&checkpoint)
+    pub(crate) async fn pass(&self, checkpoint: Option<Checkpoint>) {
+        if let (Some(stand_still), Some(checkpoint)) = (&self.0, &checkpoint)
+            && stand_still(checkpoint)
         {
             std::future::pending::<()>().await;
         }

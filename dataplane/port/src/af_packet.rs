@@ -10,7 +10,8 @@
 //!   kernel's cutting costs as much as single frames.
 //! - Super-frames that arrive (TSO, UDP GSO) are taken apart into the packets that the kernel would make. At the other end
 //!   of a veth pair, segmentation offload may stay on. Kinds other than TCP and UDP are dropped by the kernel.
-//! - The interface's receive offload (GRO), which merges frames of the wire, is disabled: packets would be merged and taken apart again.
+//! - The interface's receive offload (GRO), which merges frames of the wire, is disabled while the port has the interface: packets would be merged and
+//!   taken apart again.
 //! - RoCE frames that arrive are hidden from the kernel's IP stack, which would otherwise route each of them
 //!   in vain. This needs Linux 6.6 and CAP_NET_ADMIN.
 //! - One thread receives. Each sending thread has its own socket.
@@ -22,6 +23,7 @@
 mod attachment;
 mod cut;
 mod join;
+mod offload;
 mod reattach;
 mod sockets;
 mod stack;
@@ -46,6 +48,8 @@ use crate::port::{
 use crate::sleep::{Sleeper, WakeFile};
 use crate::spec::OpenError;
 pub use attachment::Detached;
+use offload::DisabledReceive;
+pub use offload::{Offload, has_offload, set_offloads};
 pub use reattach::Reattach;
 use sockets::{Interface, Receiver, Sockets};
 use transmit::{Pieces, SEND_MAX};
@@ -123,6 +127,7 @@ impl AfPacketSpec {
     /// of the setup.
     pub fn open(&self, pool: &Pool, sides: Sides) -> Result<AfPacketPort, OpenError> {
         let longest = pool.frame_max().saturating_sub(frame_max(0));
+        let mut disabled = None;
         let (mac, mtu, control, sockets) = match self.is_absent {
             true => {
                 let control = Arc::new(Interface::control(self)?);
@@ -132,11 +137,12 @@ impl AfPacketSpec {
             false => {
                 let interface = Interface::find(self)?;
                 let (mac, mtu) = (interface.mac, interface.mtu.min(longest));
+                disabled = DisabledReceive::new(self, sides, &interface, None);
                 let sockets = Sockets::open(self, sides, interface, mtu, mac)?;
                 (mac, mtu, sockets.control.clone(), Some(Box::new(sockets)))
             }
         };
-        let reattach = Reattach::new(self.clone(), sides, mtu, mac, control);
+        let reattach = Reattach::new(self.clone(), sides, (mtu, mac), control, disabled);
         reattach.set_speed(sockets.as_ref().and_then(|_| reattach.read_speed()));
         Ok(AfPacketPort {
             interface: self.interface.clone(),
@@ -547,53 +553,4 @@ impl Port for AfPacketPort {
             }
         }
     }
-}
-
-/// A transformation of frames between the wire and the network stack, by the interface or the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Offload {
-    /// Fills in UDP and TCP checksums of sent frames.
-    TxChecksum,
-    /// Segments long TCP frames (TSO).
-    TcpSegmentation,
-    /// Segments long frames in software before the device (GSO).
-    Segmentation,
-    /// Merges received frames (GRO).
-    Receive,
-}
-
-impl Offload {
-    /// All offloads.
-    pub const ALL: [Self; 4] = [
-        Self::TxChecksum,
-        Self::TcpSegmentation,
-        Self::Segmentation,
-        Self::Receive,
-    ];
-
-    /// The ethtool command that sets this offload (linux/ethtool.h).
-    const fn command(self) -> u32 {
-        match self {
-            Self::TxChecksum => 0x17,
-            Self::TcpSegmentation => 0x1f,
-            Self::Segmentation => 0x24,
-            Self::Receive => 0x2c,
-        }
-    }
-}
-
-/// Enables or disables offloads of an interface.
-///
-/// # Errors
-/// The interface does not exist, or the process has no permission (CAP_NET_ADMIN). Offloads that the
-/// interface does not have are skipped.
-pub fn set_offloads(interface: &str, offloads: &[Offload], on: bool) -> io::Result<()> {
-    let socket = sys::packet_socket()?;
-    for offload in offloads {
-        match sys::ethtool_set(&socket, interface, offload.command(), u32::from(on)) {
-            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
-            other => other?,
-        }
-    }
-    Ok(())
 }

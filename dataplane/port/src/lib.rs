@@ -46,7 +46,8 @@ pub mod spec;
 pub mod steer;
 
 pub use af_packet::{
-    AfPacketPort, AfPacketSpec, Detached, InterfaceWatch, Offload, Reattach, has_interface, set_offloads,
+    AfPacketPort, AfPacketSpec, Detached, InterfaceWatch, Offload, Reattach, has_interface, has_offload,
+    set_offloads,
 };
 pub use castnet_pfc::PfcConfig;
 pub use castnet_wire::{BATCH, Batch, FrameBuf};

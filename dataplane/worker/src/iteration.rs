@@ -433,10 +433,9 @@ impl<M: Memory> Worker<M> {
                 Sink::Traces(to) => forward(to, || engine.taps.pop_trace(*id)),
                 Sink::Captured(to, _) => forward(to, || engine.taps.pop_captured(*id)),
             };
-            lost.skipped
-                .fetch_add(engine.taps.take_skipped(*id), Ordering::Relaxed);
-            lost.full
-                .fetch_add(full + engine.taps.take_lost(*id), Ordering::Release);
+            let (full_before, skipped) = engine.taps.take_lost(*id);
+            lost.skipped.fetch_add(skipped, Ordering::Relaxed);
+            lost.full.fetch_add(full + full_before, Ordering::Release);
             let active = engine.taps.left(*id) > 0;
             if !active {
                 engine.taps.disarm(*id);

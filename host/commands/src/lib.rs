@@ -273,6 +273,7 @@ impl MemberArgs {
     /// `others`: of a group that is registered with MRP.
     fn config(&self, stop: &Stop, others: Option<Others>) -> Outcome<MemberConfig> {
         self.check_fixed(others.is_some())?;
+        Ready::check(self.ready_file.as_deref())?;
         let message_size = u32::try_from(self.message_size.0)
             .map_err(|_| Failure::usage(format!("--message-size {} is over 16 MiB", self.message_size)))?;
         let fixed = &self.fixed;
@@ -369,7 +370,6 @@ impl MemberArgs {
         instead: Instead<'_>,
         prepared: Prepared<'r, T>,
     ) -> Result<(Member<'r, T>, Ready), Stopped> {
-        Ready::check(self.ready_file.as_deref())?;
         let connection = prepared.connection();
         if let Some(path) = &self.qp_file {
             let line = connection_line(&self.name, self.device.rnic, prepared.attributes(), connection);

@@ -621,6 +621,25 @@ fn what_a_flag_names_by_mistake_is_not_written_over_and_found_before_a_member_jo
 }
 
 #[test]
+fn a_ready_file_that_cannot_be_written_is_found_before_anything_is_opened() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (socket, store) = (at("socket"), at("store"));
+    for line in [
+        format!("switch --port a=pcap:/nowhere/in.pcap --listen unix:{socket}"),
+        format!("controller --switch a=unix:/nowhere/socket --store {store} --listen unix:{socket}"),
+        "host receive --interface nowhere --ip 10.0.0.2/24 --name b --out copy --mcst-id 10.255.0.1 --qpn 0x12 --start-psn 0"
+            .to_owned(),
+        "host replicate serve --interface nowhere --ip 10.0.0.2/24 --name b --size 8KiB".to_owned(),
+    ] {
+        let args: Vec<_> = line.split(' ').chain(["--ready-file", "/nowhere/ready"]).collect();
+        let (code, said) = failure(&args);
+        assert!(code == 2 && said.contains("--ready-file"), "{line}: {said}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
+}
+
+#[test]
 fn the_routes_of_a_core_are_files_and_written_whole_or_not_at_all() {
     let folder = tempfile::tempdir().expect("a folder");
     let (file, out) = (folder.path().join("topology.toml"), folder.path().join("core"));

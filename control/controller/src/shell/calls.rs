@@ -6,21 +6,20 @@ use std::time::Duration;
 use castnet_proto::convert::RankJoin;
 use castnet_proto::v1;
 use castnet_rules::HostEndpoint;
-use tokio::sync::watch;
 
+use super::follow::Follow;
 use super::shared::{Locked, Shared};
 use crate::error::Refusal;
 use crate::state::core::Core;
+use crate::state::kinds::Joining;
 use crate::state::kinds::collective::requests::Seated;
 use crate::state::kinds::collective::secret::Secret;
 use crate::state::kinds::collective::view::{self as ranks, RankState};
 use crate::state::kinds::multicast::record::JoinedBy;
 use crate::state::kinds::multicast::requests::HowToJoin;
 use crate::state::kinds::multicast::view::{self, MemberView};
-use crate::state::kinds::{Joining, News};
 use crate::state::lifecycle::Phase;
 use crate::state::requests::Seen;
-use crate::state::table::Entry;
 
 /// A member learns within this time for each member of its group who else has joined, left or lost its call. What it needs
 /// at once comes at once, see [`GroupKind::news`].
@@ -30,43 +29,42 @@ const PAUSE_PER_MEMBER: Duration = Duration::from_millis(1);
 
 /// The changes of a group, as a member sees them.
 struct Changes {
-    changed: watch::Receiver<()>,
-    news: watch::Receiver<News>,
+    follow: Follow,
     /// Shortest time from the last look to the next, if there is no news: each of n members gets a state.
     pause: Duration,
 }
 
 impl Changes {
     /// `at_once`: whether the member does not wait for its first look.
-    fn of(entry: &Entry, at_once: bool) -> Self {
-        let (mut changed, mut news) = (entry.changed.subscribe(), entry.news.subscribe());
-        changed.mark_changed();
+    fn of(core: &mut Locked<'_>, group: &str, at_once: bool) -> Result<Self, Refusal> {
+        let mut follow = core.follow(group)?;
+        follow.changes.mark_changed();
         if at_once {
-            news.mark_changed();
+            follow.news.mark_changed();
         }
-        let members = entry.record().kind.behaviour().parties().len();
-        Self {
-            changed,
-            news,
+        let members = core.group(group)?.record().kind.behaviour().parties().len();
+        Ok(Self {
+            follow,
             pause: PAUSE_PER_MEMBER * members as u32,
-        }
+        })
     }
 
     async fn next(&mut self) {
+        let Follow { changes, news, .. } = &mut self.follow;
         let later = async {
             tokio::time::sleep(self.pause).await;
-            self.changed.changed().await
+            changes.changed().await
         };
-        // If the group is gone, that is what there is to see.
+        // They cannot fail: the senders are there.
         let _ = tokio::select! {
-            gone = self.news.changed() => gone,
-            gone = later => gone,
+            news = news.changed() => news,
+            change = later => change,
         };
     }
 
     fn mark_seen(&mut self) {
-        self.changed.mark_unchanged();
-        self.news.mark_unchanged();
+        self.follow.changes.mark_unchanged();
+        self.follow.news.mark_unchanged();
     }
 }
 
@@ -105,10 +103,10 @@ impl Locked<'_> {
                 .check_secret(&join.job, join.rank, &secret)?;
         }
         let seated = self.seat_rank(join, owner)?;
-        let entry = self.group(&seated.group)?;
+        let at_once = !ranks::waits(self.group(&seated.group)?);
         Ok(Attendance {
+            changes: Changes::of(self, &seated.group, at_once)?,
             shared: self.shared.clone(),
-            changes: Changes::of(entry, !ranks::waits(entry)),
             seated,
             differences: false,
         })
@@ -184,13 +182,14 @@ impl Locked<'_> {
     ) -> Result<Join, Refusal> {
         let has_lease = how.lease.is_some();
         let call = self.take_in(group, &host, ends, how)?;
+        let changes = Changes::of(self, group, true)?;
         Ok(Join {
             shared: self.shared.clone(),
             group: group.into(),
             host,
             call,
             has_lease,
-            changes: Changes::of(self.group(group)?, true),
+            changes,
             brief: false,
         })
     }
@@ -247,11 +246,7 @@ impl Drop for Join {
 
 impl Shared {
     /// Waits until the switches have the changed rules of a running group; returns those that cannot be reached.
-    pub(crate) async fn updated(
-        &self,
-        group: &str,
-        changed: watch::Receiver<()>,
-    ) -> Result<Vec<String>, Refusal> {
+    pub(crate) async fn updated(&self, group: &str, follow: Follow) -> Result<Vec<String>, Refusal> {
         let pending = |core: &Core| {
             let Some(entry) = core.groups.get(group).filter(|e| e.record().phase.has_run()) else {
                 return Some(Vec::new());
@@ -264,25 +259,21 @@ impl Shared {
             let tried = pending.iter().all(|s| entry.problems.contains_key(s));
             tried.then_some(pending)
         };
-        Ok(self.find(changed, pending).await?.unwrap_or_default())
+        Ok(self.find(follow, pending).await?.unwrap_or_default())
     }
 
     /// Waits until a group that is being destroyed is gone or waits for unreachable switches; returns those.
-    pub(crate) async fn gone(
-        &self,
-        group: &str,
-        changed: watch::Receiver<()>,
-    ) -> Result<Vec<String>, Refusal> {
+    pub(crate) async fn gone(&self, group: &str, follow: Follow) -> Result<Vec<String>, Refusal> {
         let pending = |core: &Core| {
             let Some(entry) = core.groups.get(group) else {
                 return Some(Vec::new());
             };
             let placed = &entry.record().placed;
-            let tried = !entry.driven && placed.iter().all(|s| entry.problems.contains_key(s));
+            let tried = entry.work.is_none() && placed.iter().all(|s| entry.problems.contains_key(s));
             let removing = matches!(entry.record().phase, Phase::Removing(_));
             (tried && !placed.is_empty() && removing).then(|| placed.iter().cloned().collect())
         };
-        Ok(self.find(changed, pending).await?.unwrap_or_default())
+        Ok(self.find(follow, pending).await?.unwrap_or_default())
     }
 }
 

@@ -445,13 +445,13 @@ mod tests {
         for is_stored in [false, true] {
             let joined = shared.lock().init(join("job", 0, 3, ""), "h0");
             assert!(joined.is_ok());
-            let batch = write::next_batch(&mut shared.lock()).unwrap();
+            let batch = shared.lock().next_batch().unwrap();
             assert_eq!(exchanges.0.lock().rounds.len(), 1);
             match is_stored {
-                true => write::release(&shared, batch),
+                true => write::ended(&shared, batch, Ok(())),
                 false => {
                     let error = StoreError::Closed { store: "s".into() };
-                    write::take_back(&shared, batch, Arc::new(error));
+                    write::ended(&shared, batch, Err(Arc::new(error)));
                 }
             }
             assert_eq!(exchanges.0.lock().rounds.is_empty(), is_stored);
@@ -645,8 +645,8 @@ mod tests {
                 shared.lock().add(record(kind)).unwrap();
             };
             let release = || {
-                let batch = write::next_batch(&mut shared.lock()).unwrap();
-                write::release(&shared, batch);
+                let batch = shared.lock().next_batch().unwrap();
+                write::ended(&shared, batch, Ok(()));
                 shared.exchanges.0.lock().rounds.len()
             };
             add("h9");

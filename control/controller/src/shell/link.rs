@@ -20,6 +20,7 @@ use crate::config::SwitchConfig;
 use crate::error::Refusal;
 use crate::shell::shared::Shared;
 use crate::state::core::Core;
+use crate::state::driver::Declined;
 use crate::state::fabric::{NeighbourReport, PortReport, Reach, SwitchReport, Who};
 use crate::state::lifecycle::{Cause, Failure};
 
@@ -69,13 +70,20 @@ pub(crate) enum SwitchError {
 }
 
 impl SwitchError {
-    /// Whether memory for the slots of a collective group is short: one with fewer may fit.
-    pub(crate) fn is_of_memory(&self) -> bool {
+    fn is_of_memory(&self) -> bool {
         match self {
             Self::Refused(status) if status.code() == Code::ResourceExhausted => {
                 violations(status).iter().any(|v| v.field.ends_with(".slots"))
             }
             Self::Refused(_) | Self::Unreachable(_) => false,
+        }
+    }
+
+    pub(crate) fn declined(&self, switch: &str) -> Declined {
+        Declined {
+            failure: self.failure(switch),
+            words: self.to_string(),
+            is_of_memory: self.is_of_memory(),
         }
     }
 
@@ -210,8 +218,9 @@ impl Link {
             }
             shared.let_others().await;
         }
-        self.tell(&mut shared.lock());
-        shared.fabric.send_replace(());
+        let mut core = shared.lock();
+        self.tell(&mut core);
+        core.reported();
     }
 
     fn tell(&self, core: &mut Core) {
@@ -385,7 +394,7 @@ impl Link {
         let stalls = !stalled.is_empty();
         core.links_changed.groups.extend(stalled);
         if changed || stalls {
-            shared.fabric.send_replace(());
+            core.reported();
         }
         Ok(())
     }

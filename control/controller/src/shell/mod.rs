@@ -2,9 +2,10 @@
 //! nothing about groups, but in which order their switches are called.
 
 pub(crate) mod calls;
-pub(crate) mod driver;
+pub(crate) mod durable;
 pub(crate) mod election;
 pub(crate) mod exchange;
+pub(crate) mod follow;
 pub(crate) mod front;
 pub(crate) mod health;
 pub(crate) mod link;

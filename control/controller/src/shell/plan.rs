@@ -11,11 +11,11 @@ use castnet_wire::{McstId, Psn};
 use parking_lot::Mutex;
 use tokio::sync::{MutexGuard, OwnedMutexGuard};
 
+use super::durable::Ticket;
 use super::shared::Shared;
 use crate::error::Refusal;
 use crate::state::core::Core;
 use crate::state::foresee::{self, Foreseen, Wanted};
-use crate::state::journal::Ticket;
 use crate::state::kinds::collective::record::Collective;
 use crate::state::kinds::multicast::record::Multicast;
 use crate::state::kinds::{self, Kind};
@@ -114,11 +114,11 @@ impl Shared {
         // A refusal too may depend on state that is not there yet.
         let record = |core: &mut Core| {
             let record = record(core);
-            record.map_err(|refusal| (Err(refusal), core.journal.ticket()))
+            record.map_err(|refusal| (Err(refusal), self.batches.ticket(&core.journal)))
         };
         let then = |core: &mut Core, record, layout| {
             let done = then(core, record, layout);
-            (done, core.journal.ticket())
+            (done, self.batches.ticket(&core.journal))
         };
         let planned = self.plan_for(purpose, record, then).await;
         planned.unwrap_or_else(|refused| refused)
@@ -262,17 +262,18 @@ impl Shared {
     }
 
     async fn destroy_created(self: &Arc<Self>, (group, mcst_id): (&str, McstId)) -> Result<(), Refusal> {
-        let (changed, ticket) = {
+        let (follow, ticket) = {
             let mut core = self.lock();
             // It may have been destroyed already, and another one have its name.
             if !core.group(group).is_ok_and(|e| e.record().mcst_id == mcst_id) {
                 return Ok(());
             }
-            let changed = core.destroy(group)?;
-            (changed, core.journal.ticket())
+            let follow = core.follow(group)?;
+            core.destroy(group)?;
+            (follow, core.ticket())
         };
         ticket.durable().await?;
-        self.gone(group, changed).await.map(drop)
+        self.gone(group, follow).await.map(drop)
     }
 
     /// The state of a group that was just created; if all members are in, once it is active. Fails if it cannot be installed.
@@ -282,7 +283,7 @@ impl Shared {
         complete: bool,
     ) -> Result<v1::GroupState, Refusal> {
         let gone = || Refusal::UnknownGroup { name: group.into() };
-        let changed = self.lock().group(group)?.changed.subscribe();
+        let follow = self.lock().follow(group)?;
         let rests = |core: &Core| {
             let entry = match core.multicast(group) {
                 Ok((entry, _)) if entry.record().mcst_id == mcst_id => entry,
@@ -298,7 +299,7 @@ impl Shared {
                 _ => Some(Ok(kinds::multicast::view::state(core, entry))),
             }
         };
-        self.find(changed, rests).await?.unwrap_or_else(|| Err(gone()))
+        self.find(follow, rests).await?.unwrap_or_else(|| Err(gone()))
     }
 }
 
@@ -310,6 +311,7 @@ mod tests {
 
     use super::*;
     use crate::shell::shared::tests::{end_batch, shared};
+    use crate::shell::write;
     use crate::state::core::tests::join;
     use crate::store::StoreError;
 
@@ -382,13 +384,13 @@ mod tests {
         let mut shown = std::pin::pin!(shared.foresee(&wanted, "h1"));
         let waits = tokio::time::timeout(Duration::ZERO, &mut shown).await;
         assert!(waits.is_err() && shared.turns.all.try_lock().is_ok());
-        let mut batch = shared.lock().journal.take(|_| None).expect("the rank is staged");
-        shared.lock().take_back(&mut batch);
-        batch.end(Err(Arc::new(StoreError::Failed {
+        let batch = shared.lock().next_batch().expect("the rank is staged");
+        let full = StoreError::Failed {
             store: "(faulty)".into(),
             entry: None,
             error: "no space left on device".into(),
-        })));
+        };
+        write::ended(&shared, batch, Err(Arc::new(full)));
         assert!(shown.await.is_ok(), "the name is free");
     }
 

@@ -123,7 +123,7 @@ impl Service {
     ) -> Result<T, Refusal> {
         let (changed, ticket) = {
             let mut core = self.shared.lock();
-            (change(&mut core), core.journal.ticket())
+            (change(&mut core), core.ticket())
         };
         ticket.durable().await?;
         changed
@@ -313,8 +313,12 @@ impl Controller for Service {
     ) -> Answer<v1::DestroyGroupResponse> {
         Caller::of(&request)?.concerns(&request.get_ref().group);
         let v1::DestroyGroupRequest { group, force } = request.into_inner();
-        let changed = self.stored(|core| core.destroy(&group)).await?;
-        let pending = self.shared.gone(&group, changed).await?;
+        let destroy = |core: &mut Locked<'_>| {
+            let follow = core.follow(&group)?;
+            core.destroy(&group).map(|()| follow)
+        };
+        let follow = self.stored(destroy).await?;
+        let pending = self.shared.gone(&group, follow).await?;
         let (pending_switches, written_off_switches) = match force && !pending.is_empty() {
             true => (Vec::new(), self.stored(|core| core.write_off(&group)).await?),
             false => (pending, Vec::new()),
@@ -343,8 +347,12 @@ impl Controller for Service {
         let caller = Caller::of(&request)?;
         let v1::EvictMemberRequest { group, member } = request.into_inner();
         caller.concerns(format!("{group} member {member}"));
-        let changed = self.stored(|core| core.evict(&group, &member)).await?;
-        let pending_switches = self.shared.updated(&group, changed).await?;
+        let evict = |core: &mut Locked<'_>| {
+            let follow = core.follow(&group)?;
+            core.evict(&group, &member).map(|()| follow)
+        };
+        let follow = self.stored(evict).await?;
+        let pending_switches = self.shared.updated(&group, follow).await?;
         Ok(Response::new(v1::EvictMemberResponse { pending_switches }))
     }
 

@@ -13,15 +13,16 @@ use tokio::sync::{Notify, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::durable::{Batches, Ticket};
 use super::exchange::Exchanges;
+use super::follow::{self, Follow};
 use super::link::{Link, SwitchError};
 use super::plan::Turns;
-use super::{driver, tasks};
+use super::tasks;
 use crate::config::Config;
 use crate::error::Refusal;
 use crate::state::core::{Core, EVENTS_MAX};
 use crate::state::effect::Effect;
-use crate::state::journal::Ticket;
 use crate::store::etcd::Lead;
 
 /// The locked state. What its changes ask for outside is carried out before it is free.
@@ -35,6 +36,13 @@ impl Deref for Locked<'_> {
 
     fn deref(&self) -> &Core {
         &self.core
+    }
+}
+
+impl Locked<'_> {
+    /// For the state as it is now.
+    pub(crate) fn ticket(&self) -> Ticket {
+        self.shared.batches.ticket(&self.core.journal)
     }
 }
 
@@ -69,6 +77,7 @@ pub(crate) struct Shared {
     is_superseded: AtomicBool,
     pub(crate) links: BTreeMap<String, Arc<Link>>,
     pub(crate) exchanges: Exchanges,
+    pub(crate) batches: Batches,
     /// Of those who want to see plans.
     pub(crate) turns: Turns,
     /// Of hosts that want to see groups.
@@ -108,6 +117,7 @@ impl Shared {
             is_superseded: AtomicBool::new(false),
             links,
             exchanges: Exchanges::default(),
+            batches: Batches::default(),
             turns: Turns::default(),
             views: Turns::default(),
             listing: tokio::sync::Mutex::default(),
@@ -152,6 +162,7 @@ impl Shared {
     /// Like [`Shared::stop`], without waiting.
     pub(crate) fn stop_now(&self) {
         self.core.lock().journal.close();
+        self.batches.close();
         self.stopped.cancel();
     }
 
@@ -243,7 +254,7 @@ impl Shared {
 
     /// Waits until all changes so far are on disk.
     pub(crate) async fn durable(&self) -> Result<(), Refusal> {
-        let ticket = self.core.lock().journal.ticket();
+        let ticket = self.batches.ticket(&self.core.lock().journal);
         ticket.durable().await
     }
 
@@ -260,7 +271,7 @@ impl Shared {
         loop {
             let (found, ticket): (T, Ticket) = {
                 let core = self.core.lock();
-                (read(&core), core.journal.ticket())
+                (read(&core), self.batches.ticket(&core.journal))
             };
             match ticket.durable().await {
                 Ok(()) => return Ok(found),
@@ -270,20 +281,19 @@ impl Shared {
         }
     }
 
-    /// The first result of `look`, now or after a change that `changed` reports, once the state that it saw is on disk.
-    /// `None`: there is none after the last change.
+    /// The first result of `look`, now or after a change of the group, once the state that it saw is on disk.
+    /// `None`: there is none, and the group is gone.
     pub(crate) async fn find<T>(
         &self,
-        mut changed: watch::Receiver<()>,
+        mut follow: Follow,
         mut look: impl FnMut(&Core) -> Option<T>,
     ) -> Result<Option<T>, Refusal> {
         loop {
-            changed.mark_unchanged();
-            if let Some(found) = self.read(&mut look).await? {
-                return Ok(Some(found));
-            }
-            if changed.changed().await.is_err() {
-                return self.read(&mut look).await;
+            follow.changes.mark_unchanged();
+            let read = |core: &Core| (look(core), follow.is_there(core));
+            match self.read(read).await? {
+                (None, true) => follow.changed().await,
+                (found, _) => return Ok(found),
             }
         }
     }
@@ -293,15 +303,16 @@ impl Shared {
         let shared = self.clone();
         match effect {
             Effect::Publish(event) => self.release(*event),
+            Effect::Changed { followers, news } => follow::tell(followers, news),
             Effect::FabricChanged => {
                 self.fabric.send_replace(());
             }
             Effect::Staged => self.staged.notify_one(),
-            Effect::Drive(group) => self.spawn(driver::drive(shared, group)),
+            Effect::Plan(planning) => self.spawn(tasks::plan(shared, planning)),
+            Effect::Sync(asked) => self.spawn(tasks::sync(shared, asked)),
             Effect::Update { group, leaves_first } => {
-                self.spawn(driver::update(shared, group, leaves_first));
+                self.spawn(tasks::update(shared, group, leaves_first));
             }
-            Effect::Replan { group, lost } => self.spawn(tasks::replan(shared, group, lost)),
             Effect::Refine(group) => self.spawn(tasks::refine_soon(shared, group)),
             Effect::Look(switch) => {
                 if let Some(link) = self.links.get(&switch) {
@@ -318,6 +329,7 @@ pub(crate) mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::shell::write;
     use crate::state::core::tests::{core, join};
     use crate::state::lifecycle::{Event, Phase};
     use crate::state::timers::Owner;
@@ -331,9 +343,8 @@ pub(crate) mod tests {
 
     /// What is staged is written.
     pub(crate) fn end_batch(shared: &Arc<Shared>) {
-        let batch = shared.lock().journal.take(|_| None);
-        batch.expect("something is staged").end(Ok(()));
-        shared.lock().journal.under_way = None;
+        let batch = shared.lock().next_batch().expect("something is staged");
+        write::ended(shared, batch, Ok(()));
     }
 
     /// A host could fill the memory with them: it joins with a long lease, ends its call, leaves, and joins again.

@@ -10,10 +10,11 @@ use tonic::Code;
 
 use super::link::{CHANGES_TOGETHER, SwitchError};
 use super::shared::Shared;
-use crate::state::core::Core;
-use crate::state::kinds::multicast::replan;
+use crate::config::Checkpoint;
+use crate::state::effect::{Asked, Planning};
 use crate::state::record::Record;
-use crate::state::{broken_links, multicast_routes};
+use crate::state::table::Entry;
+use crate::state::{broken_links, driver, multicast_routes};
 
 /// Pause before a group is looked at whose rules are on their way to its switches.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -119,10 +120,74 @@ pub(crate) async fn refine_soon(shared: Arc<Shared>, name: String) {
     shared.lock().finish_refinement(&name, draft);
 }
 
-/// Finds a tree without the links that are down. If there is none, the state of the group says why.
-pub(crate) async fn replan(shared: Arc<Shared>, name: String, lost: String) {
-    let wanted = |core: &mut Core| replan::begin(core, &name, &lost).ok_or(());
-    let then = |core: &mut Core, wanted: Record, layout| replan::end(core, &wanted, layout, &lost);
-    // Otherwise it has another tree already, or does not run any more.
-    let _: Result<(), ()> = shared.plan(wanted, then).await;
+pub(crate) async fn plan(shared: Arc<Shared>, planning: Planning) {
+    let Planning {
+        after,
+        mut record,
+        then,
+    } = planning;
+    shared.config.checkpoints.pass(after).await;
+    // It fails where there is nothing to plan any more.
+    let _: Result<(), ()> = shared.plan(|core| record(core).ok_or(()), then).await;
+}
+
+pub(crate) async fn sync(shared: Arc<Shared>, asked: Asked) {
+    let Asked {
+        group,
+        switch,
+        number,
+        after,
+        then,
+    } = asked;
+    shared.config.checkpoints.pass(after).await;
+    let done = sync_group(&shared, &switch, &group).await;
+    let is_passed = done.is_ok() || matches!(then, Checkpoint::Removed(_));
+    shared.config.checkpoints.pass(is_passed.then_some(then)).await;
+    let done = done.map_err(|error| error.declined(&switch));
+    shared.lock().handle_synced(&group, number, done);
+}
+
+async fn sync_group(shared: &Arc<Shared>, switch: &str, group: &str) -> Result<(), SwitchError> {
+    match shared.links.get(switch) {
+        Some(link) => link.sync(shared, group).await,
+        None => Err(SwitchError::Unreachable("no agent is configured for it".into())),
+    }
+}
+
+/// Brings the changed rules of a running group to its switches: the top one first, or the leaves, so that all below a switch
+/// are ready for what it sends them. A switch that cannot be reached gets them when it is reconciled; nobody joins then.
+pub(crate) async fn update(shared: Arc<Shared>, name: String, leaves_first: bool) {
+    if shared.durable().await.is_err() {
+        return;
+    }
+    let (generation, switches) = {
+        let core = shared.lock();
+        let Some(record) = core.groups.get(&name).map(Entry::record) else {
+            return;
+        };
+        let mut switches: Vec<String> = driver::top_down(record).into_iter().cloned().collect();
+        if leaves_first {
+            // What is to be removed comes last in either order.
+            let tree = record.plan.as_ref().map_or(0, |plan| plan.tree.len());
+            switches[..tree].reverse();
+        }
+        (record.generation, switches)
+    };
+    for switch in switches {
+        let done = sync_group(&shared, &switch, &name).await;
+        let mut core = shared.lock();
+        let runs = |r: &Record| r.generation == generation && r.phase.has_run();
+        if !core.groups.get(&name).is_some_and(|e| runs(e.record())) {
+            return;
+        }
+        match done {
+            Ok(()) => core.has_its_part(&switch, &name),
+            Err(error) => {
+                let reason = error.failure(&switch).reason;
+                core.unsettled(&switch, &name, &reason);
+                core.give_up_all_joining(&name, &format!("switch {switch} {reason}"));
+            }
+        }
+        core.recover(&name);
+    }
 }

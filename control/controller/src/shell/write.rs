@@ -6,16 +6,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use castnet_proto::v1;
-use castnet_proto::v1::controller_event::Event;
-use castnet_wire::McstId;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::health::{Health, Mark, Probe};
 use super::shared::Shared;
-use crate::state::core::Core;
-use crate::state::journal::{Batch, Value};
-use crate::store::{self, Store, StoreError, Table};
+use crate::state::journal::Batch;
+use crate::store::{self, Store, StoreError};
 
 /// A write that takes longer is worth a word in the log.
 const SLOW: Duration = Duration::from_secs(5);
@@ -72,7 +68,7 @@ async fn write_all(shared: &Arc<Shared>, store: &dyn Store, mut probe: Probe, ma
         }
         let (batch, failing) = {
             let mut core = shared.lock();
-            (next_batch(&mut core), core.store_error.clone())
+            (core.next_batch(), core.store_error.clone())
         };
         let Some(batch) = batch else {
             match health.retry_at {
@@ -94,33 +90,13 @@ async fn write_all(shared: &Arc<Shared>, store: &dyn Store, mut probe: Probe, ma
                 commit(store, writes).await.map_err(Arc::new)
             }
         };
-        match written {
-            Ok(()) => release(shared, batch),
-            Err(error) => {
-                if health.retry_at.is_none() {
-                    store_fails(shared, &mut health, error.clone());
-                }
-                take_back(shared, batch, error);
-            }
+        if let Err(error) = &written
+            && health.retry_at.is_none()
+        {
+            store_fails(shared, &mut health, error.clone());
         }
+        ended(shared, batch, written);
     }
-}
-
-/// What is staged, with the present values.
-pub(super) fn next_batch(core: &mut Core) -> Option<Batch> {
-    let (groups, facts, written_off) = (&core.groups, &core.facts, &core.written_off);
-    core.journal.take(|key| match key.table {
-        Table::Groups => groups
-            .get(&key.name)
-            .map(|e| Value::Group(Box::new(e.record().clone()))),
-        Table::Hosts => facts.hosts.get(&key.name).cloned().map(Value::Host),
-        Table::WrittenOff => {
-            let mcst_id = key.name.parse().ok().map(McstId);
-            let entry = mcst_id.and_then(|id| written_off.get(&id));
-            entry.cloned().map(Value::WrittenOff)
-        }
-        Table::Meta => None,
-    })
 }
 
 /// Commits, and says if that takes long: switches and hosts wait for it.
@@ -143,44 +119,19 @@ fn store_fails(shared: &Arc<Shared>, health: &mut Health, error: Arc<StoreError>
     shared.lock().store_error = Some(error);
 }
 
-pub(super) fn release(shared: &Arc<Shared>, mut batch: Batch) {
-    let mut core = shared.lock();
-    core.journal.under_way = None;
-    for (name, record) in batch.groups() {
-        // Seats may have changed. A change that is taken back ends nobody's round.
-        shared.exchanges.forget_strangers(name, record);
-    }
-    for message in batch.messages.drain(..) {
-        message();
-    }
-    if batch.events_lost > 0 {
-        shared.release(v1::ControllerEvent {
-            at_unix_ns: 0,
-            event: Some(Event::Lagged(batch.events_lost)),
-        });
-    }
-    for event in batch.events.drain(..) {
-        shared.release(event);
-    }
-    drop(core);
-    batch.end(Ok(()));
-}
-
-pub(super) fn take_back(shared: &Arc<Shared>, mut batch: Batch, error: Arc<StoreError>) {
-    let mut core = shared.lock();
-    let mut rest = core.take_back(&mut batch);
-    let works = batch.retries.drain(..).chain(rest.retries.drain(..));
-    core.postponed.works.extend(works);
-    for event in batch.events.drain(..).chain(rest.events.drain(..)) {
-        // Reports of switches stay true; states of groups are reported anew.
-        match &event.event {
-            Some(Event::GroupGone(_)) => {}
-            Some(Event::Group(state)) => core.notify(&state.name),
-            Some(Event::Collective(state)) => core.notify(&state.name),
-            _ => shared.release(event),
+/// A batch is on disk, or cannot be written. Who waits for it learns that when the state knows it.
+pub(super) fn ended(shared: &Arc<Shared>, batch: Batch, written: Result<(), Arc<StoreError>>) {
+    let numbers = {
+        let mut core = shared.lock();
+        if written.is_ok() {
+            for (name, record) in batch.groups() {
+                // Seats may have changed. A change that is taken back ends nobody's round.
+                shared.exchanges.forget_strangers(name, record);
+            }
         }
+        core.handle_stored(batch, written.is_ok())
+    };
+    for number in numbers {
+        shared.batches.end(number, written.clone());
     }
-    drop(core);
-    batch.end(Err(error.clone()));
-    rest.end(Err(error));
 }

@@ -9,6 +9,7 @@ use castnet_topology::{End, Topology};
 use crate::state::core::Core;
 use crate::state::effect::Effect;
 use crate::state::fabric::{Facts, Reach, Who};
+use crate::state::kinds::multicast::replan;
 use crate::state::lifecycle::{Event, Phase};
 use crate::state::lost_switches::why_dead;
 use crate::state::record::{Ending, Record};
@@ -88,7 +89,7 @@ fn look_at(core: &mut Core, name: &str, now: Instant) -> Option<Instant> {
     let next = match up {
         Some((_, link)) if moves => {
             let (group, lost) = (name.to_owned(), link.words());
-            core.effects.push(Effect::Replan { group, lost });
+            core.effects.push(Effect::Plan(replan::planning(group, lost)));
             Some(now + patience)
         }
         Some((at, link)) if at <= now => {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use castnet_proto::v1;
+use castnet_proto::v1::controller_event::Event as Told;
 use castnet_wire::McstId;
 
 use crate::error::Refusal;
@@ -12,17 +13,20 @@ use crate::state::broken_links;
 use crate::state::core::Core;
 use crate::state::detour::Detours;
 use crate::state::effect::{Effect, Work};
-use crate::state::journal::{Batch, Undo};
+use crate::state::journal::{Batch, Undo, Value};
 use crate::state::lifecycle::{Event, Next, Phase};
 use crate::state::multicast_routes;
 use crate::state::record::{Ending, Record};
 use crate::state::shown::Cache;
 use crate::state::table::Entry;
 use crate::state::timers::{Due, Owner};
-use crate::store::{Key, etcd};
+use crate::store::{Key, Table, etcd};
 
 /// Groups whose work is resumed at once: others use the lock in between.
 const RESUMED_TOGETHER: usize = 256;
+
+/// How long an event waits for others of its group.
+const EVENT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Work whose changes could not be written.
 #[derive(Default)]
@@ -188,6 +192,56 @@ impl Core {
         }
     }
 
+    /// What is staged, with the present values.
+    pub(crate) fn next_batch(&mut self) -> Option<Batch> {
+        let (groups, facts, written_off) = (&self.groups, &self.facts, &self.written_off);
+        self.journal.take(|key| match key.table {
+            Table::Groups => groups
+                .get(&key.name)
+                .map(|e| Value::Group(Box::new(e.record().clone()))),
+            Table::Hosts => facts.hosts.get(&key.name).cloned().map(Value::Host),
+            Table::WrittenOff => {
+                let mcst_id = key.name.parse().ok().map(McstId);
+                let entry = mcst_id.and_then(|id| written_off.get(&id));
+                entry.cloned().map(Value::WrittenOff)
+            }
+            Table::Meta => None,
+        })
+    }
+
+    /// A batch is on disk, or cannot be written: then it is taken back, with what was staged on top of it. Returns the numbers of the batches
+    /// that have ended.
+    pub(crate) fn handle_stored(&mut self, mut batch: Batch, is_written: bool) -> Vec<u64> {
+        if is_written {
+            self.journal.written();
+            batch.messages.drain(..).for_each(|message| message());
+            let lost = (batch.events_lost > 0).then(|| v1::ControllerEvent {
+                at_unix_ns: 0,
+                event: Some(Told::Lagged(batch.events_lost)),
+            });
+            let events = lost.into_iter().chain(batch.events);
+            self.effects
+                .extend(events.map(|event| Effect::Publish(Box::new(event))));
+            self.go_on_after(batch.number, true);
+            return vec![batch.number];
+        }
+        let mut rest = self.take_back(&mut batch);
+        let works = batch.retries.drain(..).chain(rest.retries.drain(..));
+        self.postponed.works.extend(works);
+        for event in batch.events.drain(..).chain(rest.events.drain(..)) {
+            // Reports of switches stay true; states of groups are reported anew.
+            match &event.event {
+                Some(Told::GroupGone(_)) => {}
+                Some(Told::Group(state)) => self.notify(&state.name),
+                Some(Told::Collective(state)) => self.notify(&state.name),
+                _ => self.effects.push(Effect::Publish(Box::new(event))),
+            }
+        }
+        let ended = vec![batch.number, rest.number];
+        ended.iter().for_each(|batch| self.go_on_after(*batch, false));
+        ended
+    }
+
     /// Takes back a batch that could not be written, and what was staged on top of it, which is returned. Work that remains for the groups
     /// waits until the store works.
     pub(crate) fn take_back(&mut self, batch: &mut Batch) -> Batch {
@@ -203,7 +257,7 @@ impl Core {
                         .entry(name)
                         .or_insert_with_key(|name| self.groups.remove(name));
                     if let Some(gone) = before.restore(group) {
-                        gone.changed.send_replace(());
+                        self.effects.extend(told_gone(&gone));
                     }
                 }
             }
@@ -218,7 +272,7 @@ impl Core {
                 self.timers.cancel(&Owner::Group(name));
             }
         }
-        self.effects.push(Effect::FabricChanged);
+        self.reported();
         for name in names {
             if let Some(entry) = self.groups.get_mut(&name) {
                 entry.live.rules_ended();
@@ -277,7 +331,7 @@ impl Core {
         self.journal.check_open()?;
         if let Some(entry) = self.groups.remove(name) {
             self.timers.cancel(&Owner::Group(name.into()));
-            entry.changed.send_replace(());
+            self.effects.extend(told_gone(&entry));
             let plan = entry.record().plan.as_ref();
             if plan.is_some_and(|plan| plan.refinement.is_some()) {
                 multicast_routes::sweep_soon(self);
@@ -285,38 +339,42 @@ impl Core {
             self.journal.stage_forgotten(entry);
             let group = name.to_owned();
             self.journal.log(move || tracing::info!(group, "gone"));
-            self.publish(v1::controller_event::Event::GroupGone(name.into()));
+            self.publish(Told::GroupGone(name.into()));
         }
         Ok(())
     }
 
     pub(crate) fn notify(&mut self, name: &str) {
-        if let Some(entry) = self.groups.get(name) {
-            entry.changed.send_replace(());
-            let news = entry.record().kind.behaviour().news(entry);
-            entry
-                .news
-                .send_if_modified(|told| std::mem::replace(told, news) != *told);
-            // Later subscribers read the change with the state of the group.
-            if !self.is_watched {
-                if entry.changed.receiver_count() == 0 {
-                    *entry.shown.lock() = Cache::default();
-                }
-                return;
-            }
+        self.notify_members(name);
+        if self.has_timer(name, &Due::Event) {
+            self.cancel_timer(name, &Due::Event);
+        }
+        if let Some(entry) = self.groups.get(name).filter(|_| self.is_watched) {
             let event = self.event(entry);
             self.publish(event);
         }
     }
 
-    /// Starts a task for a group that needs one and has none.
-    pub(crate) fn drive(&mut self, name: &str) {
-        if let Some(entry) = self.groups.get_mut(name)
-            && !entry.driven
-            && entry.record().phase.needs_driver()
-        {
-            entry.driven = true;
-            self.effects.push(Effect::Drive(name.into()));
+    /// Who watches all groups gets one event of what happens within a moment: calls of many ranks end at once, and begin again.
+    pub(crate) fn notify_soon(&mut self, name: &str) {
+        self.notify_members(name);
+        if self.is_watched && !self.has_timer(name, &Due::Event) {
+            self.set_timer(name, Due::Event, EVENT_PAUSE);
+        }
+    }
+
+    fn notify_members(&mut self, name: &str) {
+        if let Some(entry) = self.groups.get(name) {
+            let followed = entry.followers.upgrade();
+            let is_followed = followed.is_some();
+            self.effects.extend(followed.map(|followers| Effect::Changed {
+                followers,
+                news: Some(entry.record().kind.behaviour().news(entry)),
+            }));
+            // Later subscribers read the change with the state of the group.
+            if !self.is_watched && !is_followed {
+                *entry.shown.lock() = Cache::default();
+            }
         }
     }
 
@@ -423,6 +481,15 @@ impl Core {
             tracing::error!(group = name, %error, "change failed");
         }
     }
+}
+
+/// Who follows a group is to know that it is gone.
+fn told_gone(entry: &Entry) -> Option<Effect> {
+    let followers = entry.followers.upgrade()?;
+    Some(Effect::Changed {
+        followers,
+        news: None,
+    })
 }
 
 fn follows(record: &Record) -> Option<Event> {

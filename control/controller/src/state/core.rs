@@ -14,6 +14,7 @@ use crate::error::Refusal;
 use crate::state::broken_links::Changed;
 use crate::state::change::Postponed;
 use crate::state::draws::Draws;
+use crate::state::driver::Works;
 use crate::state::effect::Effect;
 use crate::state::fabric::{Fabric, Facts, Reach};
 use crate::state::journal::Journal;
@@ -72,6 +73,7 @@ pub(crate) struct Core {
     pub(crate) signs: Signs,
     pub(crate) multicast_routes: MulticastRoutes,
     pub(crate) timers: Timers<Owner>,
+    pub(crate) works: Works,
     pub(crate) draws: Draws,
 }
 
@@ -125,6 +127,7 @@ impl Core {
             signs: Signs::default(),
             multicast_routes,
             timers: Timers::default(),
+            works: Works::default(),
             draws: Draws::new(seed),
             config,
         }
@@ -228,6 +231,12 @@ pub(crate) mod tests {
         let mut config = Config::new(vec![switch]);
         change(&mut config);
         Core::new(config.into(), Stored::default(), Instant::now(), 1)
+    }
+
+    /// What is staged is on disk.
+    pub(crate) fn write(core: &mut Core) {
+        let batch = core.next_batch().expect("something is staged");
+        core.handle_stored(batch, true);
     }
 
     /// A rank of a job, at host `h<rank>`. Its lease is 10 minutes.

@@ -5,7 +5,6 @@ use castnet_wire::MacAddr;
 
 use crate::error::Refusal;
 use crate::state::core::Core;
-use crate::state::effect::Effect;
 use crate::state::fabric::HostRecord;
 use crate::state::kinds::Party;
 use crate::state::pace::Turn;
@@ -109,7 +108,7 @@ impl Core {
         let before = self.facts.hosts.get(name).cloned();
         self.journal.stage_host(name, before, now.is_some());
         self.facts.set_host(name, now);
-        self.effects.push(Effect::FabricChanged);
+        self.reported();
     }
 }
 

@@ -1,16 +1,14 @@
 //! Changes on their way to the store, outside the core's lock.
 //!
 //! A change is made in memory and staged here under the core's lock. Staged changes are written in order, many in one
-//! transaction. Until a change is on disk, nothing of it leaves the controller: events wait here, and answers and calls
-//! to switches wait for a [`Ticket`]. A change that cannot be written is taken back in memory, with all later ones, as
+//! transaction, a batch. Until a change is on disk, nothing of it leaves the controller: events wait here, and answers and calls
+//! to switches wait for the [`Pending`] batch. A change that cannot be written is taken back in memory, with all later ones, as
 //! they may depend on it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::sync::Arc;
 
 use castnet_proto::v1;
 use castnet_wire::McstId;
-use tokio::sync::watch;
 
 use crate::error::Refusal;
 use crate::state::core::{Core, EVENTS_MAX};
@@ -19,26 +17,17 @@ use crate::state::fabric::HostRecord;
 use crate::state::record::Record;
 use crate::state::table;
 use crate::state::written_off::WrittenOff;
-use crate::store::{self, Entry, Key, StoreError, Table, Version, Write, encode};
+use crate::store::{self, Entry, Key, Table, Version, Write, encode};
 
-/// The outcome of a batch; `None` while it is being written.
-type Outcome = Option<Result<(), Arc<StoreError>>>;
-
-/// Stands for all changes that were staged before it was issued.
-pub(crate) struct Ticket(Option<watch::Receiver<Outcome>>);
-
-impl Ticket {
-    pub(crate) async fn durable(self) -> Result<(), Refusal> {
-        let Some(mut outcome) = self.0 else {
-            return Ok(());
-        };
-        match outcome.wait_for(Option::is_some).await.as_deref() {
-            Ok(Some(Err(error))) => Err(Refusal::Store(error.clone())),
-            Ok(_) => Ok(()),
-            // The controller stops and writes nothing more.
-            Err(_) => Err(Refusal::Stopping),
-        }
-    }
+/// What the changes so far wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pending {
+    /// They are on disk.
+    Nothing,
+    /// The batch with this number.
+    Batch(u64),
+    /// The controller stops and writes nothing more: the state in memory has changes that were dropped.
+    Forever,
 }
 
 /// What there was before a batch.
@@ -71,8 +60,8 @@ impl Before {
                 None
             }
             Self::Forgotten(mut entry) => {
-                // The task that worked on it has ended.
-                entry.driven = false;
+                // What was done for it has ended.
+                entry.work = None;
                 group.replace(*entry)
             }
         }
@@ -99,6 +88,7 @@ pub(crate) struct Staged {
 
 #[derive(Default)]
 pub(crate) struct Batch {
+    pub(crate) number: u64,
     pub(crate) writes: BTreeMap<Key, Staged>,
     /// Work to try again if its changes could not be written and no client waits for them.
     pub(crate) retries: Vec<Work>,
@@ -107,7 +97,6 @@ pub(crate) struct Batch {
     pub(crate) events: VecDeque<v1::ControllerEvent>,
     /// Earlier events that were too many.
     pub(crate) events_lost: u64,
-    outcome: watch::Sender<Outcome>,
 }
 
 impl Batch {
@@ -145,10 +134,6 @@ impl Batch {
         let writes = std::mem::take(&mut self.writes).into_iter();
         writes.filter_map(|(key, staged)| Some((key, staged.undo?)))
     }
-
-    pub(crate) fn end(self, outcome: Result<(), Arc<StoreError>>) {
-        self.outcome.send_replace(Some(outcome));
-    }
 }
 
 /// Messages and work that may wait for a slow store before calls of members are refused, which add to both.
@@ -158,7 +143,8 @@ pub(crate) const WAITING_MAX: usize = 1 << 16;
 pub(crate) struct Journal {
     versions: HashMap<Key, Version>,
     staged: Batch,
-    pub(crate) under_way: Option<watch::Receiver<Outcome>>,
+    /// The batch that is being written.
+    under_way: Option<u64>,
     is_closed: bool,
     /// There is something new to write.
     is_new: bool,
@@ -198,7 +184,17 @@ impl Journal {
 
     pub(crate) fn close(&mut self) {
         self.is_closed = true;
-        self.staged = Batch::default();
+        self.next_batch();
+    }
+
+    /// Takes what is staged. The numbers go on.
+    fn next_batch(&mut self) -> Batch {
+        let number = self.staged.number + 1;
+        let next = Batch {
+            number,
+            ..Batch::default()
+        };
+        std::mem::replace(&mut self.staged, next)
     }
 
     pub(crate) fn stage_added(&mut self, record: &Record) {
@@ -291,15 +287,13 @@ impl Journal {
         None
     }
 
-    pub(crate) fn ticket(&self) -> Ticket {
-        if self.is_closed {
-            // The state in memory has changes that were dropped.
-            return Ticket(Some(watch::Sender::new(None).subscribe()));
+    pub(crate) fn pending(&self) -> Pending {
+        let staged = (!self.staged.is_empty()).then_some(self.staged.number);
+        match staged.or(self.under_way) {
+            _ if self.is_closed => Pending::Forever,
+            Some(number) => Pending::Batch(number),
+            None => Pending::Nothing,
         }
-        Ticket(match self.staged.is_empty() {
-            true => self.under_way.clone(),
-            false => Some(self.staged.outcome.subscribe()),
-        })
     }
 
     /// The next batch to write, with the present values of its entries.
@@ -307,18 +301,23 @@ impl Journal {
         if self.staged.is_empty() {
             return None;
         }
-        let mut batch = std::mem::take(&mut self.staged);
+        let mut batch = self.next_batch();
         for (key, staged) in &mut batch.writes {
             staged.value = value(key);
         }
-        self.under_way = Some(batch.outcome.subscribe());
+        self.under_way = Some(batch.number);
         Some(batch)
+    }
+
+    /// What was being written is on disk.
+    pub(crate) fn written(&mut self) {
+        self.under_way = None;
     }
 
     /// The batch could not be written: what is staged on top of it is dropped too. Versions are those on disk again.
     pub(crate) fn failed(&mut self, batch: &Batch) -> Batch {
         self.under_way = None;
-        let rest = std::mem::take(&mut self.staged);
+        let rest = self.next_batch();
         for (key, write) in rest.writes.iter().chain(&batch.writes) {
             match write.was {
                 0 => drop(self.versions.remove(key)),
@@ -334,13 +333,37 @@ mod tests {
     use super::*;
 
     /// A destruction was reported as complete although its last step was dropped.
-    #[tokio::test]
-    async fn after_the_end_no_change_counts_as_written() {
+    #[test]
+    fn after_the_end_no_change_counts_as_written() {
         let mut journal = Journal::new(BTreeMap::new());
-        assert!(journal.ticket().durable().await.is_ok());
+        assert_eq!(journal.pending(), Pending::Nothing);
         journal.stage_host("h0", None, true);
+        assert!(matches!(journal.pending(), Pending::Batch(_)));
         journal.close();
-        let ended = journal.ticket().durable().await;
-        assert!(matches!(ended, Err(Refusal::Stopping)));
+        assert_eq!(journal.pending(), Pending::Forever);
+    }
+
+    /// What is on disk is on disk, whatever becomes of later changes.
+    #[test]
+    fn changes_wait_for_the_batch_that_they_are_in() {
+        let mut journal = Journal::new(BTreeMap::new());
+        journal.stage_host("h0", None, true);
+        let first = journal.pending();
+        let batch = journal.take(|_| None).unwrap();
+        assert_eq!((first, journal.pending()), (Pending::Batch(batch.number), first));
+        journal.stage_host("h1", None, true);
+        let second = journal.pending();
+        assert_ne!(second, first);
+        let rest = journal.failed(&batch);
+        assert_eq!(
+            (second, journal.pending()),
+            (Pending::Batch(rest.number), Pending::Nothing)
+        );
+        journal.stage_host("h2", None, true);
+        let third = journal.pending();
+        assert!(third != first && third != second, "no number comes twice");
+        journal.take(|_| None).unwrap();
+        journal.written();
+        assert_eq!(journal.pending(), Pending::Nothing);
     }
 }

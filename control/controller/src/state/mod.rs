@@ -7,6 +7,7 @@ pub(crate) mod change;
 pub(crate) mod core;
 pub(crate) mod detour;
 pub(crate) mod draws;
+pub(crate) mod driver;
 pub(crate) mod effect;
 pub(crate) mod fabric;
 pub(crate) mod foresee;

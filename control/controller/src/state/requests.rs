@@ -2,7 +2,6 @@ use std::fmt::Display;
 
 use castnet_rules::HostEndpoint;
 use castnet_wire::{MacAddr, McstId, RateLimit};
-use tokio::sync::watch;
 
 use crate::error::Refusal;
 use crate::state::core::Core;
@@ -231,21 +230,17 @@ impl Core {
     }
 
     /// Puts a member out of a group of any kind.
-    pub(crate) fn evict(&mut self, group: &str, member: &str) -> Result<watch::Receiver<()>, Refusal> {
-        let entry = self.group(group)?;
-        let changed = entry.changed.subscribe();
-        match entry.record().kind {
+    pub(crate) fn evict(&mut self, group: &str, member: &str) -> Result<(), Refusal> {
+        match self.group(group)?.record().kind {
             Kind::Multicast(_) => self.evict_host(group, member, Afterwards::Gone)?,
             Kind::Collective(_) => self.evict_rank(group, member)?,
         }
         tracing::info!(group, member, "evicted");
-        Ok(changed)
+        Ok(())
     }
 
     /// Starts the removal of a group from all switches; then it is forgotten.
-    pub(crate) fn destroy(&mut self, group: &str) -> Result<watch::Receiver<()>, Refusal> {
-        let changed = self.group(group)?.changed.subscribe();
-        self.step(group, Event::Destroy, None)?;
-        Ok(changed)
+    pub(crate) fn destroy(&mut self, group: &str) -> Result<(), Refusal> {
+        self.step(group, Event::Destroy, None)
     }
 }

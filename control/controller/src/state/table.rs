@@ -1,20 +1,21 @@
 //! All groups in memory, with an index for each frequent query, so that none walks the groups.
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Ipv4Addr;
 use std::ops::Bound;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use castnet_planner::Edge;
 use castnet_rules::HostEndpoint;
 use castnet_topology::Topology;
 use castnet_wire::{McstId, Qpn};
 use parking_lot::Mutex;
-use tokio::sync::watch;
 
 use crate::state::detour::Detours;
+use crate::state::driver::Work;
+use crate::state::kinds::Ends;
 use crate::state::kinds::collective::live::Live;
-use crate::state::kinds::{Ends, News};
 use crate::state::pool::AddressSet;
 use crate::state::record::{Plan, Record};
 use crate::state::shown::Cache;
@@ -34,11 +35,9 @@ pub(crate) struct Entry {
     pub(crate) problems: BTreeMap<String, String>,
     /// What its installation waits for, or why it is not where it was placed first; may be empty.
     pub(crate) note: String,
-    pub(crate) driven: bool,
-    /// Notified at each change.
-    pub(crate) changed: watch::Sender<()>,
-    /// Its phase, generation and reason, as far as members learn them at once.
-    pub(crate) news: watch::Sender<News>,
+    pub(crate) work: Option<Work>,
+    /// Whom to tell of each change, while there is anybody. The shell knows who that is.
+    pub(crate) followers: Weak<dyn Any + Send + Sync>,
     /// What is seen of it.
     pub(crate) shown: Mutex<Cache>,
     /// Refusals of switches since it was last active.
@@ -58,9 +57,8 @@ impl Entry {
             confirmed: BTreeSet::new(),
             problems: BTreeMap::new(),
             note: String::new(),
-            driven: false,
-            changed: watch::Sender::new(()),
-            news: watch::Sender::default(),
+            work: None,
+            followers: Weak::<()>::new(),
             shown: Mutex::default(),
             detours: Detours::default(),
             live: Live::default(),

@@ -27,6 +27,10 @@ pub(crate) enum Due {
     Links,
     /// This switch has not said again that a collective stalls.
     Stall(String),
+    /// The next step of the work on it.
+    Work,
+    /// Calls of its ranks have begun or ended, and watchers do not know it yet.
+    Event,
 }
 
 /// Whose timer it is.
@@ -38,6 +42,8 @@ pub(crate) enum Owner {
     Relays,
     /// Addresses that no group uses any more.
     Routes,
+    /// Groups that wait for reports, of which there are new ones.
+    Reports,
 }
 
 /// Times, one at most for each key.
@@ -107,6 +113,7 @@ impl Core {
                 Some(Owner::Group(name)) => self.due_in_group(&name),
                 Some(Owner::Relays) => self.effects.push(Effect::FabricChanged),
                 Some(Owner::Routes) => multicast_routes::sweep(self),
+                Some(Owner::Reports) => self.plan_those_that_wait(),
                 None => return,
             }
         }
@@ -128,6 +135,8 @@ impl Core {
                 self.effects.push(Effect::FabricChanged);
             }
             Some(Due::Stall(switch)) => self.stall_over(name, &switch),
+            Some(Due::Work) => self.work_due(name),
+            Some(Due::Event) => self.notify(name),
             None => {}
         }
     }
@@ -139,6 +148,11 @@ impl Core {
             entry.live.timers.set(due, at);
             self.follow_timers(group);
         }
+    }
+
+    pub(crate) fn has_timer(&self, group: &str, due: &Due) -> bool {
+        let entry = self.groups.get(group);
+        entry.is_some_and(|entry| entry.live.timers.time(due).is_some())
     }
 
     pub(crate) fn cancel_timer(&mut self, group: &str, due: &Due) {
@@ -164,7 +178,7 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::core::tests::{core, join};
+    use crate::state::core::tests::{core, join, write};
 
     #[test]
     fn what_is_due_comes_in_order_and_once() {
@@ -198,8 +212,7 @@ mod tests {
         assert_eq!(core.poll_timeout(), None);
 
         core.seat_rank(join("job", 0, 2, ""), "h0").map(drop).unwrap();
-        core.journal.take(|_| None).expect("it was made").end(Ok(()));
-        core.journal.under_way = None;
+        write(&mut core);
         let ends = due(&mut core);
         core.forget("job").unwrap();
         assert_eq!(core.poll_timeout(), None);

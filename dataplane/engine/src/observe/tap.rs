@@ -369,25 +369,18 @@ impl Taps {
         }
     }
 
-    /// Traces left out since the last call, as the iterations had no time for more. They do not count in what the subscriber wants.
-    pub fn take_skipped(&mut self, id: TapId) -> u64 {
-        let skipped = self
-            .find(id)
-            .map_or(0, |tap| std::mem::take(&mut tap.subscription.skipped));
-        self.lost += skipped;
-        skipped
+    /// Frames lost since the last call: because the subscriber's queue was full, and traces left out as the iterations had no time for more.
+    /// The latter do not count in what the subscriber wants.
+    pub fn take_lost(&mut self, id: TapId) -> (u64, u64) {
+        let (full, skipped) = self.find(id).map_or((0, 0), |tap| {
+            let Subscription { lost, skipped, .. } = &mut tap.subscription;
+            (std::mem::take(lost), std::mem::take(skipped))
+        });
+        self.lost += full + skipped;
+        (full, skipped)
     }
 
-    /// Frames lost since the last call because the subscriber's queue was full.
-    pub fn take_lost(&mut self, id: TapId) -> u64 {
-        let lost = self
-            .find(id)
-            .map_or(0, |tap| std::mem::take(&mut tap.subscription.lost));
-        self.lost += lost;
-        lost
-    }
-
-    /// The sum of all values that [`Taps::take_lost`] and [`Taps::take_skipped`] have returned.
+    /// The sum of all values that [`Taps::take_lost`] has returned.
     pub fn lost(&self) -> u64 {
         self.lost
     }

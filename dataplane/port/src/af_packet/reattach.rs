@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use castnet_wire::MacAddr;
 
 use super::AfPacketSpec;
+use super::offload::DisabledReceive;
 use super::sockets::{Interface, Sockets};
 use super::sys;
 use crate::port::Sides;
@@ -39,6 +40,8 @@ struct Mail {
     offered: Option<Option<Box<Sockets>>>,
     /// To be closed. `None` while sockets are offered, so the port's thread closes none.
     retired: Option<Box<Sockets>>,
+    /// Of the interface that was attached last.
+    disabled: Option<DisabledReceive>,
 }
 
 /// For the port's thread. Nothing here blocks, allocates or closes a socket.
@@ -79,13 +82,13 @@ impl Reattach {
 
 /// For the thread that opens and closes sockets.
 impl Reattach {
-    /// `control` is that of the sockets in use.
+    /// `control` is that of the sockets in use, and `disabled` what was for them.
     pub(super) fn new(
         spec: AfPacketSpec,
         sides: Sides,
-        mtu: usize,
-        mac: MacAddr,
+        (mtu, mac): (usize, MacAddr),
         control: Arc<OwnedFd>,
+        disabled: Option<DisabledReceive>,
     ) -> Self {
         Self {
             spec,
@@ -99,6 +102,7 @@ impl Reattach {
                 control,
                 offered: None,
                 retired: None,
+                disabled,
             }),
             waker: OnceLock::new(),
         }
@@ -115,6 +119,10 @@ impl Reattach {
     /// Opens sockets on the interface that has the port's name now.
     pub(super) fn open(&self) -> Result<Box<Sockets>, OpenError> {
         let interface = Interface::find(&self.spec)?;
+        // Not while the port waits for the lock.
+        let known = self.mail().disabled.take();
+        let disabled = DisabledReceive::new(&self.spec, self.sides, &interface, known);
+        self.mail().disabled = disabled;
         let sockets = Sockets::open(&self.spec, self.sides, interface, self.mtu, self.mac)?;
         match sockets.are_on(self.name()) {
             true => Ok(Box::new(sockets)),
@@ -124,16 +132,20 @@ impl Reattach {
 
     /// Offers sockets to the port, or none, so that it closes those that it has.
     pub(super) fn offer(&self, sockets: Option<Box<Sockets>>) {
-        let mut mail = self.mail();
+        let (mut mail, is_left) = (self.mail(), sockets.is_none());
         let control = sockets
             .as_ref()
             .map(|new| std::mem::replace(&mut mail.control, new.control.clone()));
         let unused = mail.offered.replace(sockets);
         let retired = mail.retired.take();
+        let disabled = match is_left {
+            true => mail.disabled.take(),
+            false => None,
+        };
         self.is_offered.store(true, Ordering::Release);
         drop(mail);
         // Closing them takes long.
-        drop((control, unused, retired));
+        drop((control, unused, retired, disabled));
     }
 
     /// True if the port has returned sockets that must be closed.

@@ -11,7 +11,7 @@ use super::cut::{Cutter, VNET_HEADER};
 use super::stack::RoceFilter;
 use super::sys::{self, RxRing};
 use super::transmit::Transmitter;
-use super::{AfPacketSpec, Offload, RX_FRAMES, SEND_BUFFER_MIN, TX_FRAMES, set_offloads};
+use super::{AfPacketSpec, RX_FRAMES, SEND_BUFFER_MIN, TX_FRAMES};
 use crate::checksum;
 use crate::port::{Sides, frame_max};
 use crate::spec::OpenError;
@@ -22,8 +22,8 @@ const GENERAL: &str = "is AF_PACKET in this kernel, and is this an Ethernet inte
 #[derive(Debug)]
 pub(super) struct Interface {
     /// Bound to the interface, and receives nothing: for questions to the kernel.
-    control: Arc<OwnedFd>,
-    index: u32,
+    pub(super) control: Arc<OwnedFd>,
+    pub(super) index: u32,
     pub(super) mac: MacAddr,
     pub(super) mtu: usize,
 }
@@ -92,10 +92,6 @@ impl Sockets {
         let memory = "take smaller rings (rx=, tx=), or free memory";
         let index = interface.index;
         let rx = if sides.receives() {
-            if !spec.keep_offloads {
-                // An interface without this offload returns an error, which does not matter.
-                let _ = set_offloads(&spec.interface, &[Offload::Receive], false);
-            }
             let fd = sys::packet_socket().map_err(step("socket", GENERAL))?;
             sys::set_option(&fd, libc::PACKET_IGNORE_OUTGOING, &1)
                 .map_err(step("ignore outgoing frames", "needs Linux 4.20 or newer"))?;

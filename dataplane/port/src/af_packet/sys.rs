@@ -433,11 +433,20 @@ pub(super) fn out_queue(fd: &OwnedFd) -> Option<u64> {
 
 /// True if the interface with this index has this name. `None` if there is none. The kernel loads no module.
 pub(super) fn is_named(fd: &OwnedFd, index: u32, interface: &str) -> Option<bool> {
+    Some(name_bytes(fd, index)?.eq(interface.bytes()))
+}
+
+/// The name of the interface with this index.
+pub(super) fn name(fd: &OwnedFd, index: u32) -> Option<String> {
+    String::from_utf8(name_bytes(fd, index)?.collect()).ok()
+}
+
+fn name_bytes(fd: &OwnedFd, index: u32) -> Option<impl Iterator<Item = u8>> {
     let mut request = request_for("").ok()?;
     request.ifr_ifru.ifru_ifindex = c_int::try_from(index).ok()?;
     ask(fd, &mut request, libc::SIOCGIFNAME).ok()?;
-    let name = request.ifr_name.iter().map(|c| *c as u8);
-    Some(name.take_while(|byte| *byte != 0).eq(interface.bytes()))
+    let name = request.ifr_name.into_iter().map(|c| c as u8);
+    Some(name.take_while(|byte| *byte != 0))
 }
 
 /// The index of the interface with this name.
@@ -481,7 +490,8 @@ pub(super) fn is_up(fd: &OwnedFd, interface: &str) -> io::Result<bool> {
     Ok(flags & (libc::IFF_UP | libc::IFF_RUNNING) == libc::IFF_UP | libc::IFF_RUNNING)
 }
 
-pub(super) fn ethtool_set(fd: &OwnedFd, interface: &str, command: u32, value: u32) -> io::Result<()> {
+/// What a sub-command that takes one value reads; or the value, if it sets that.
+pub(super) fn ethtool_value(fd: &OwnedFd, interface: &str, command: u32, value: u32) -> io::Result<u32> {
     /// `struct ethtool_value` of linux/ethtool.h.
     #[repr(C)]
     struct EthtoolValue {
@@ -490,7 +500,8 @@ pub(super) fn ethtool_set(fd: &OwnedFd, interface: &str, command: u32, value: u3
     }
     let mut argument = EthtoolValue { command, value };
     // SAFETY: these sub-commands take an `ethtool_value`.
-    unsafe { ethtool(fd, interface, &mut argument) }
+    unsafe { ethtool(fd, interface, &mut argument)? };
+    Ok(argument.value)
 }
 
 /// The link speed in Mb/s, if known. Waits until nobody configures an interface.
@@ -609,6 +620,8 @@ mod tests {
         ] {
             assert_eq!(is_named(&fd, index, name), expected, "{index} {name}");
         }
+        let names = [1, i32::MAX as u32].map(|index| name(&fd, index));
+        assert_eq!(names, [Some("lo".to_owned()), None]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use castnet_port::{
     AfPacketPort, AfPacketSpec, Batch, Offload, OpenError, Pool, PoolBuf, PoolConfig, Port, PortSpec, Sides,
-    Sleeper, set_offloads,
+    Sleeper, has_offload, set_offloads,
 };
 use castnet_wire::{DropReason, Nanos};
 use castnet_wrap_up::skip;
@@ -413,6 +413,40 @@ fn open_errors_name_the_reason() {
         ip("tuntap add tun0 mode tun");
         let error = open("af_packet:tun0").to_string();
         assert!(error.contains("not an Ethernet interface"), "{error}");
+    });
+}
+
+/// A port that fails to open, and one side that only sends, leave it as it is, too.
+#[test]
+fn the_receive_offload_is_off_while_a_port_receives_and_then_as_it_was() {
+    in_namespace(|| {
+        veth("v0", "v1", 1500);
+        let (pool, set) = (pool(), |on| set_offloads("v0", &[Offload::Receive], on));
+        let is_on = || has_offload("v0", Offload::Receive).unwrap();
+        for before in [true, false] {
+            set(before).unwrap();
+            let sender = AfPacketSpec::new("v0").open(&pool, Sides::Send).unwrap();
+            assert_eq!(is_on(), before);
+            let port = open("v0", &pool);
+            assert!(!is_on());
+            drop(port);
+            assert_eq!(is_on(), before);
+            drop(sender);
+            let keeps = AfPacketSpec {
+                keep_offloads: true,
+                ..AfPacketSpec::new("v0")
+            };
+            let port = keeps.open(&pool, Sides::Both).unwrap();
+            assert_eq!(is_on(), before);
+            drop(port);
+            // The kernel counts no ring of so many.
+            let large = AfPacketSpec {
+                rx_frames: Some(1 << 32),
+                ..AfPacketSpec::new("v0")
+            };
+            assert!(large.open(&pool, Sides::Both).is_err());
+            assert_eq!(is_on(), before);
+        }
     });
 }
 

@@ -8,7 +8,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use castnet_port::{
-    AfPacketPort, AfPacketSpec, FaultControl, InterfaceWatch, Pool, Port, Sides, Sleeper, Waker,
+    AfPacketPort, AfPacketSpec, FaultControl, InterfaceWatch, Offload, Pool, Port, Sides, Sleeper, Waker,
+    has_offload, set_offloads,
 };
 use castnet_wire::{DropReason, Nanos};
 use castnet_wrap_up::skip;
@@ -254,8 +255,11 @@ fn old_sockets_send_nothing_to_a_new_interface_with_the_old_index() {
 fn a_port_whose_interface_is_renamed_is_down_and_leaves_it_alone() {
     in_namespace(|| {
         veth("v0", "v1", 1500);
+        set_offloads("v0", &[Offload::Receive], true).unwrap();
+        let merges = |interface: &str| has_offload(interface, Offload::Receive).unwrap();
         let mut scene = Scene::new();
         scene.passes_frames("v1");
+        assert!(!merges("v0"));
         let rename = |from: &str, to: &str| {
             ip(&format!("link set {from} down"));
             ip(&format!("link set {from} name {to}"));
@@ -267,6 +271,7 @@ fn a_port_whose_interface_is_renamed_is_down_and_leaves_it_alone() {
         scene.until_closed();
         until_promiscuity("q0", 0);
         scene.drops_frames();
+        assert!(merges("q0"));
 
         // Another interface gets the name, and loses it.
         veth("v0", "w1", 1500);
@@ -278,6 +283,9 @@ fn a_port_whose_interface_is_renamed_is_down_and_leaves_it_alone() {
         rename("q0", "v0");
         assert_eq!(scene.report(), None);
         scene.passes_frames("v1");
+        assert!(!merges("v0"));
+        drop(scene);
+        assert!(merges("v0"));
     });
 }
 

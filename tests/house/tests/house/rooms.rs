@@ -78,7 +78,7 @@ const ACTS: [&str; 7] = [
     "SystemTime",
     "spawn(",
     "std::fs",
-    "tokio::time",
+    "tokio",
     "RandomState",
 ];
 

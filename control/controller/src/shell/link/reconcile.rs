@@ -12,7 +12,6 @@ use super::install::some;
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
 use crate::shell::shared::Shared;
 use crate::state::core::Core;
-use crate::state::effect::Effect;
 use crate::state::reconcile::{Found, Version, diff};
 
 struct Part<'n> {
@@ -127,7 +126,7 @@ impl Link {
         }
         if is_first {
             // Calls wait for it.
-            core.effects.push(Effect::FabricChanged);
+            core.reported();
         }
         ours
     }

@@ -1,10 +1,13 @@
 //! What cannot be written is taken back whole, whatever happened in between.
 
+use std::any::Any;
+use std::sync::Arc;
+
 use castnet_group::CollectiveSettings;
 use proptest::prelude::*;
 
 use super::*;
-use crate::state::core::tests::{core, join};
+use crate::state::core::tests::{core, join, write};
 use crate::state::fabric::HostRecord;
 use crate::state::kinds::Kind;
 use crate::state::kinds::collective::record::Collective;
@@ -25,29 +28,39 @@ fn begin(core: &mut Core) -> Batch {
     core.journal.take(|_| None).expect("something is staged")
 }
 
-fn write(core: &mut Core) {
-    begin(core).end(Ok(()));
-    core.journal.under_way = None;
-}
+type Follower = Arc<dyn Any + Send + Sync>;
 
 /// Who follows the group of this name learns of each change of it, and when it is gone.
-fn follow(core: &Core, name: &str) -> tokio::sync::watch::Receiver<()> {
-    core.group(name).expect("a group").changed.subscribe()
+fn follow(core: &mut Core, name: &str) -> Follower {
+    let follower: Follower = Arc::new(());
+    core.groups.get_mut(name).expect("a group").followers = Arc::downgrade(&follower);
+    follower
+}
+
+/// What it was told last: whether the group is there.
+fn told(core: &mut Core, follower: &Follower) -> Option<bool> {
+    let told = core.effects.drain(..).filter_map(|effect| match effect {
+        Effect::Changed { followers, news } if Arc::ptr_eq(&followers, follower) => Some(news.is_some()),
+        _ => None,
+    });
+    told.last()
 }
 
 #[test]
 fn a_group_that_came_and_went_and_came_in_a_batch_that_fails_is_not_there() {
     let mut core = core(|_| {});
     core.add(record("g", 1)).unwrap();
-    let first = follow(&core, "g");
+    let first = follow(&mut core, "g");
     core.forget("g").unwrap();
-    assert!(first.has_changed().is_err(), "nothing keeps it");
+    assert_eq!(told(&mut core, &first), Some(false));
+    assert_eq!(Arc::weak_count(&first), 0, "nothing keeps it");
     core.add(record("g", 2)).unwrap();
     core.try_change("g", |r| r.generation = 7);
-    let last = follow(&core, "g");
+    let last = follow(&mut core, "g");
     let mut batch = begin(&mut core);
     core.take_back(&mut batch);
-    assert!(core.group("g").is_err() && last.has_changed().is_err());
+    assert!(core.group("g").is_err());
+    assert_eq!(told(&mut core, &last), Some(false));
     assert!(
         [1, 2]
             .iter()
@@ -66,13 +79,13 @@ fn a_group_that_went_before_another_of_its_name_came_in_a_batch_that_fails_is_th
         core.add(record("g", 1)).unwrap();
         core.groups.get_mut("g").unwrap().confirmed.insert("s".into());
         write(&mut core);
-        let mut own = follow(&core, "g");
+        let own = follow(&mut core, "g");
         if is_changed {
             core.try_change("g", |r| r.generation = 7);
         }
         core.forget("g").unwrap();
         core.add(record("g", 2)).unwrap();
-        let other = follow(&core, "g");
+        let other = follow(&mut core, "g");
         core.try_change("g", |r| r.generation = 8);
         core.forget("g").unwrap();
         // Its address is another group's for a moment.
@@ -83,11 +96,11 @@ fn a_group_that_went_before_another_of_its_name_came_in_a_batch_that_fails_is_th
         let entry = core.group("g").unwrap();
         assert_eq!(*entry.record(), record("g", 1));
         assert_eq!(Vec::from_iter(&entry.confirmed), ["s"]);
-        assert!(!entry.driven && other.has_changed().is_err());
+        assert!(entry.work.is_none());
+        assert_eq!(Arc::weak_count(&other), 0, "nothing keeps it");
         // It is the one that is followed.
-        own.mark_unchanged();
         core.notify("g");
-        assert!(own.has_changed().unwrap());
+        assert_eq!(told(&mut core, &own), Some(true));
         let holders = [1, 2, 3].map(|n| core.groups.by_mcst_id(mcst_id(n)).map(|e| &*e.record().name));
         assert_eq!(holders, [Some("g"), None, None]);
         assert_eq!(core.groups.names(), ["g"]);

@@ -253,7 +253,7 @@ impl Core {
         };
         entry.live.present.insert(rank, Presence::Here(call));
         let seated = Seated::new(self.group(group)?, (rank, call), generation);
-        self.notify(group);
+        self.notify_soon(group);
         Ok(seated)
     }
 
@@ -262,7 +262,7 @@ impl Core {
         if self.groups.get(group).is_some_and(here) {
             tracing::info!(group, rank, "call ended: its lease runs");
             self.lease(group, rank, call);
-            self.notify(group);
+            self.notify_soon(group);
         }
     }
 

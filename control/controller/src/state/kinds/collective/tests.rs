@@ -13,10 +13,13 @@ use tracing::{Level, Metadata, span};
 use super::live::Presence;
 use super::record::{Collective, Seat};
 use crate::error::Refusal;
+use crate::state::core::Core;
 use crate::state::core::tests::{core, join};
 use crate::state::draws::Draws;
+use crate::state::effect::Effect;
 use crate::state::kinds::{Ends, GroupKind, Joining, Kind};
 use crate::state::lifecycle::{After, Event, PHASES, Phase};
+use crate::state::timers::Due;
 
 /// The generation that runs or ran.
 const NOW: u64 = 5;
@@ -314,4 +317,46 @@ fn ranks_join_and_come_back_with_a_time_out_that_they_may_not_choose() {
     for _ in ["joins", "comes back"] {
         core.seat_rank(short("job", 1), "h1").map(drop).unwrap();
     }
+}
+
+/// Ranks of a large job that came back one by one, as after a restart of the controller, pushed out the events of other groups.
+#[test]
+fn calls_of_ranks_that_end_or_begin_at_once_are_one_event() {
+    const HERE: u8 = 8;
+    let mut core = core(|_| {});
+    core.is_watched = true;
+    // One more is expected, so nothing else happens.
+    let sit = |core: &mut Core, rank| {
+        let join = join("job", rank, u32::from(HERE) + 1, "");
+        let seated = core.seat_rank(join, &format!("h{rank}"));
+        seated.map(|seated| seated.call).unwrap()
+    };
+    let events = |core: &mut Core| {
+        let published = std::mem::take(&mut core.effects).into_iter();
+        published
+            .filter(|effect| matches!(effect, Effect::Publish(_)))
+            .count()
+    };
+    let mut calls: Vec<u64> = (0..HERE).map(|rank| sit(&mut core, rank)).collect();
+    core.journal.take(|_| None).expect("they joined").end(Ok(()));
+    core.journal.under_way = None;
+    core.notify("job");
+    events(&mut core);
+    for returns in [false, true, false] {
+        for rank in 0..HERE {
+            match returns {
+                true => calls[usize::from(rank)] = sit(&mut core, rank),
+                false => core.away("job", rank.into(), calls[usize::from(rank)]),
+            }
+        }
+        assert_eq!(events(&mut core), 0, "they wait for each other");
+        core.now = core.poll_timeout().expect("an event is due");
+        core.handle_timeout();
+        assert_eq!(events(&mut core), 1);
+    }
+    // Another event of the group has it already.
+    sit(&mut core, 0);
+    core.notify("job");
+    assert_eq!(events(&mut core), 1);
+    assert!(!core.has_timer("job", &Due::Event));
 }

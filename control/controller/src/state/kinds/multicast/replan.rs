@@ -12,12 +12,23 @@ use castnet_rules::Endpoint;
 use super::late::has_host;
 use crate::state::broken_links;
 use crate::state::core::Core;
+use crate::state::effect::Planning;
 use crate::state::kinds::Kind;
 use crate::state::planning::{self, Layout, NoPlan};
 use crate::state::record::{Plan, Record};
 
+/// Finds a tree without the links that are down. If there is none, the state of the group says why.
+pub(crate) fn planning(name: String, lost: String) -> Planning {
+    let again = lost.clone();
+    Planning {
+        after: None,
+        record: Box::new(move |core| begin(core, &name, &lost)),
+        then: Box::new(move |core, wanted, layout| end(core, &wanted, layout, &again)),
+    }
+}
+
 /// The group with the members that take part, if links of it are down. No receiver joins the stream meanwhile.
-pub(crate) fn begin(core: &mut Core, name: &str, lost: &str) -> Option<Record> {
+fn begin(core: &mut Core, name: &str, lost: &str) -> Option<Record> {
     // Those that join a tree without broken links go on.
     wanted(core, name)?;
     core.give_up_all_joining(name, lost);
@@ -41,7 +52,7 @@ fn wanted(core: &Core, name: &str) -> Option<Record> {
 }
 
 /// Gives the group the new tree. If there is none, its state says why. `wanted`: as it began.
-pub(crate) fn end(core: &mut Core, wanted: &Record, layout: Result<Layout, NoPlan>, lost: &str) {
+fn end(core: &mut Core, wanted: &Record, layout: Result<Layout, NoPlan>, lost: &str) {
     let is_same = |r: &Record| {
         let has_plan = wanted.plan.as_ref().is_some_and(|plan| r.is_placed_by(plan));
         has_plan && r.generation + 1 == wanted.generation && r.phase.has_run()

@@ -11,7 +11,7 @@ use super::late::Late;
 use super::outside::Outside;
 use super::record::{Diverted, JoinedBy, MemberState, Multicast, Seat};
 use crate::state::core::Core;
-use crate::state::core::tests::core;
+use crate::state::core::tests::{core, write};
 use crate::state::draws::Draws;
 use crate::state::kinds::{GroupKind, Joining, Kind};
 use crate::state::lifecycle::{After, Event, PHASES, Phase};
@@ -181,8 +181,7 @@ fn a_lease_runs_when_the_group_is_active() {
 #[test]
 fn a_lease_that_ends_while_the_store_fails_runs_again() {
     let mut core = with_lease(5, Phase::Active);
-    core.journal.take(|_| None).unwrap().end(Ok(()));
-    core.journal.under_way = None;
+    write(&mut core);
     let is_in = |core: &Core| core.multicast("g").unwrap().1.members[1].state.seat().is_some();
     for fails in [true, true, false] {
         core.host_lease_over("g", "h1");
@@ -195,7 +194,7 @@ fn a_lease_that_ends_while_the_store_fails_runs_again() {
         assert_eq!(is_in(&core), fails);
         let live = &mut core.groups.get_mut("g").unwrap().live;
         assert_eq!(live.timers.cancel(&lease("h1")), fails);
-        core.journal.under_way = None;
+        core.journal.written();
     }
 }
 
@@ -223,7 +222,7 @@ fn a_receiver_that_comes_again_is_not_put_out_for_its_earlier_call() {
         record.phase = Phase::Active;
         core.add(record).unwrap();
         waits(&mut core, 5);
-        core.journal.take(|_| None).unwrap().end(Ok(()));
+        write(&mut core);
         core.give_up_joining("g", "h1", "its call has ended");
         let mut batch = core.journal.take(|_| None).unwrap();
         core.take_back(&mut batch);

@@ -11,7 +11,7 @@ use castnet_wire::{MacAddr, McstId, Psn, Qpn};
 
 use super::*;
 use crate::config::SwitchConfig;
-use crate::state::core::tests::core;
+use crate::state::core::tests::{core, write};
 use crate::state::kinds::multicast::late::Late;
 use crate::state::kinds::multicast::record::Multicast;
 use crate::state::kinds::multicast::tests::request;
@@ -167,8 +167,7 @@ fn no_group_is_refined_beside_one_whose_record_does_not_read() {
 fn a_group_is_refined_again_after_a_write_that_fails() {
     let mut core = star();
     run(&mut core, "g", 1, "static", &[0, 1, 2]);
-    core.journal.take(|_| None).unwrap().end(Ok(()));
-    core.journal.under_way = None;
+    write(&mut core);
     let draft = core.begin_refinement("g").unwrap();
     let address = draft.refinement.address;
     core.finish_refinement("g", draft);
@@ -192,8 +191,7 @@ fn a_group_that_is_there_again_has_its_address() {
     let draft = core.begin_refinement("g").unwrap();
     let address = draft.refinement.address;
     core.finish_refinement("g", draft);
-    core.journal.take(|_| None).unwrap().end(Ok(()));
-    core.journal.under_way = None;
+    write(&mut core);
     core.effects.clear();
     core.forget("g").unwrap();
     let mut batch = core.journal.take(|_| None).unwrap();
