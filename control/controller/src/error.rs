@@ -279,7 +279,7 @@ impl Refusal {
             Self::Failed(Failure { cause, field, .. }) => match cause {
                 Cause::Unfit => (Code::InvalidArgument, field),
                 Cause::NoRoom => (Code::ResourceExhausted, field),
-                Cause::Refused => (Code::FailedPrecondition, field),
+                Cause::Down | Cause::Refused => (Code::FailedPrecondition, field),
                 Cause::Unseen | Cause::Unreachable => (Code::Unavailable, field),
             },
             // The one that leads may be asked.
