@@ -30,7 +30,7 @@ use tonic::Code;
 
 use create::Create;
 use lines::{GroupLine, member_lines, rank_lines};
-pub(crate) use lines::{last_word, or_dash};
+pub(crate) use lines::{job_phase, last_word, or_dash};
 
 /// Creates multicast groups; lists, shows and destroys groups of all kinds
 #[derive(Debug, Args)]

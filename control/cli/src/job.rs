@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::group::collective::{rank_flags, timeout_us};
 use crate::group::create::Common;
-use crate::group::{AtController, in_lanes, last_word, not_seen, plan, rank_addresses, refused, warning};
+use crate::group::{AtController, in_lanes, job_phase, not_seen, plan, rank_addresses, refused, warning};
 
 /// Creates jobs: groups whose switches compute with what their ranks send (AllReduce, Reduce, Broadcast ...)
 #[derive(Debug, Args)]
@@ -177,7 +177,7 @@ pub(crate) struct Created {
 
 /// `at`: the flag that names the controller to a rank; may be empty.
 pub(crate) fn created(state: api::CollectiveState, at: &str) -> Done<Created> {
-    let phase = last_word(state.phase().as_str_name());
+    let phase = job_phase(&state);
     let reason = match state.reason.as_str() {
         "" => String::new(),
         reason => format!(": {reason}"),
