@@ -276,7 +276,7 @@ fn an_augmented_group(lab: &Lab) -> Result<()> {
     };
     let mut other = run(0, &["--mode", "translated"])?;
     ensure!(!other.wait()?.success(), "another mode was accepted");
-    ensure!(other.output().contains("settings.mode"), "{}", other.output());
+    ensure!(other.output().contains("--mode: "), "{}", other.output());
     let mut ranks = (0..6).map(|rank| run(rank, &[])).collect::<Result<Vec<_>>>()?;
     ranks.iter_mut().try_for_each(Process::succeed)
 }
