@@ -2,6 +2,7 @@ mod at_switch;
 pub(crate) mod collective;
 pub(crate) mod create;
 mod facts;
+mod flags;
 mod lanes;
 mod lines;
 mod members;
@@ -21,6 +22,7 @@ use castnet_console::connect::{self, CONTROLLER, Tls};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Done, Output, Rows};
 use castnet_console::watch::WatchArgs;
+use castnet_proto::convert::violations;
 use castnet_proto::transport::{Address, Controllers};
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -28,7 +30,7 @@ use tonic::Code;
 
 use create::Create;
 use lines::{GroupLine, member_lines, rank_lines};
-pub(crate) use lines::{last_word, or_dash};
+pub(crate) use lines::{job_phase, last_word, or_dash};
 
 /// Creates multicast groups; lists, shows and destroys groups of all kinds
 #[derive(Debug, Args)]
@@ -363,8 +365,11 @@ fn still_pending(switches: &[String]) -> Outcome {
 }
 
 pub(crate) fn refused(status: tonic::Status) -> Failure {
-    let code = status.code();
-    let failure = Failure::from(status);
+    let (code, violations) = (status.code(), violations(&status));
+    let mut failure = Failure::from(status);
+    if !violations.is_empty() {
+        failure.what = flags::FLAGS.refusal(&violations);
+    }
     match code {
         Code::NotFound | Code::AlreadyExists => {
             failure.next("castnet group list shows the groups, castnet topology the switches and hosts")
@@ -375,6 +380,9 @@ pub(crate) fn refused(status: tonic::Status) -> Failure {
         Code::ResourceExhausted => {
             failure.next("castnet topology shows how much memory and how many groups each switch has left")
         }
+        Code::FailedPrecondition if flags::are_of_fabric(&violations) => failure.next(
+            "castnet topology shows the switches, which of them can be reached, and where hosts were seen; try again when what is down is back",
+        ),
         _ => failure,
     }
 }

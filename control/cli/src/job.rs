@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::group::collective::{rank_flags, timeout_us};
 use crate::group::create::Common;
-use crate::group::{AtController, in_lanes, last_word, not_seen, plan, rank_addresses, refused, warning};
+use crate::group::{AtController, in_lanes, job_phase, not_seen, plan, rank_addresses, refused, warning};
 
 /// Creates jobs: groups whose switches compute with what their ranks send (AllReduce, Reduce, Broadcast ...)
 #[derive(Debug, Args)]
@@ -81,7 +81,7 @@ pub(crate) struct CreateJob {
     /// connections and works with whole messages
     #[arg(long, value_name = "MODE", value_parser = mode)]
     mode: Option<CollectiveMode>,
-    /// A switch with another mode than the group's, as SWITCH=MODE; give it once for each. An edge between switches of different modes is a
+    /// A switch of its tree with another mode than the group's, as SWITCH=MODE; give it once for each. An edge between switches of different modes is a
     /// connection of its own
     #[arg(long, value_name = "SWITCH=MODE", value_parser = switch_mode)]
     mode_at: Vec<(String, CollectiveMode)>,
@@ -177,7 +177,7 @@ pub(crate) struct Created {
 
 /// `at`: the flag that names the controller to a rank; may be empty.
 pub(crate) fn created(state: api::CollectiveState, at: &str) -> Done<Created> {
-    let phase = last_word(state.phase().as_str_name());
+    let phase = job_phase(&state);
     let reason = match state.reason.as_str() {
         "" => String::new(),
         reason => format!(": {reason}"),

@@ -1,5 +1,6 @@
 //! Addresses of switches and the controller, and the protection of connections.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -226,6 +227,11 @@ pub fn listen_failure(error: &TransportError) -> Failure {
                 "see whether it runs already: two switches on the same interfaces forward each frame twice; else choose another address with --listen",
             )
         }
+        TransportError::Listen(Address::Unix(_), why) if why.kind() == ErrorKind::AddrInUse => {
+            Failure::failed(error).next(
+                "see whether it runs already: stop that one first, or choose another path with --listen; the file of the socket stays as it is",
+            )
+        }
         TransportError::Listen(Address::Unix(_), _) => Failure::failed(error).next(
             "give --listen a path in a folder that this user may write to, and --socket-group a group of this user",
         ),
@@ -262,7 +268,8 @@ mod tests {
 
     #[test]
     fn a_service_that_cannot_listen_is_told_what_to_write() {
-        let error = || std::sync::Arc::new(std::io::Error::from(std::io::ErrorKind::NotFound));
+        let of_kind = |kind: ErrorKind| std::sync::Arc::new(std::io::Error::from(kind));
+        let error = || of_kind(ErrorKind::NotFound);
         let address = |text: &str| text.parse::<Address>().expect("an address");
         let tcp = address("http://nowhere:1");
         for (error, code, next) in [
@@ -276,6 +283,11 @@ mod tests {
                 TransportError::Listen(address("unix:/a/b"), error()),
                 1,
                 "--socket-group",
+            ),
+            (
+                TransportError::Listen(address("unix:/a/b"), of_kind(ErrorKind::AddrInUse)),
+                1,
+                "stop that one first",
             ),
         ] {
             let failure = listen_failure(&error);

@@ -14,6 +14,7 @@ pub mod connect;
 pub mod drops;
 pub mod exit;
 pub mod files;
+pub mod flags;
 pub mod logging;
 pub mod output;
 pub mod plot;

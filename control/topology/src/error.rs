@@ -14,6 +14,13 @@ pub enum TopologyError {
     /// The name is in use; switches and hosts share one name space.
     #[error("the name {name:?} is taken")]
     DuplicateNode { name: String },
+    /// Two hosts have the address, an IPv4 or an Ethernet address.
+    #[error("{address} of host {host:?} is the address of host {first:?} too")]
+    DuplicateAddress {
+        address: String,
+        host: String,
+        first: String,
+    },
     /// The name is not allowed in rules or in `switch:port`.
     #[error("{name:?} is no name: 1 to 64 printable characters without blanks and colons")]
     BadName { name: String },

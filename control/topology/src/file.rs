@@ -1,6 +1,7 @@
 //! Reads and writes topology files (TOML).
 
-use core::fmt::Write;
+use core::fmt::{Display, Write};
+use core::net::Ipv4Addr;
 use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_toml_reader::{Faults, Value};
@@ -19,7 +20,8 @@ const PORTS: &str = "a number of ports, 1 to 64, or a list of their Ethernet add
 
 impl Topology {
     /// Reads a topology file and reports all faults at once, each with line, column and field. If the text is not TOML,
-    /// only that is reported. If `ports` is a number, addresses are generated. McstID prefixes must not overlap.
+    /// only that is reported. If `ports` is a number, addresses are generated. McstID prefixes must not overlap,
+    /// and no address is that of two hosts.
     ///
     /// ```toml
     /// group_addresses = "239.200.0.0/16"                   # optional: multicast addresses of groups, for programmable routers
@@ -178,6 +180,32 @@ struct Reader {
     broken: Vec<String>,
     /// Names and field paths of the switches without `mcst_prefix`.
     without_prefix: BTreeMap<String, String>,
+    /// Hosts by their addresses.
+    ips: BTreeMap<Ipv4Addr, String>,
+    macs: BTreeMap<MacAddr, String>,
+}
+
+/// Notes that a host has an address.
+///
+/// # Errors
+/// Another host has it.
+fn note<A: Copy + Display + Ord>(
+    hosts: &mut BTreeMap<A, String>,
+    address: Option<A>,
+    host: &str,
+) -> Result<(), TopologyError> {
+    let Some(address) = address else { return Ok(()) };
+    match hosts.get(&address) {
+        Some(first) => Err(TopologyError::DuplicateAddress {
+            address: address.to_string(),
+            host: host.into(),
+            first: first.clone(),
+        }),
+        None => {
+            hosts.insert(address, host.into());
+            Ok(())
+        }
+    }
 }
 
 impl Reader {
@@ -214,7 +242,10 @@ impl Reader {
         let name = t.need("name", NAME, Value::text);
         let ip = t.get("ip", |v| v.parsed(IP));
         let mac = t.get("mac", read_mac);
-        t.accept_at("name", self.topology.add_host(name?, ip, mac))
+        let name = name?;
+        t.accept_at("name", self.topology.add_host(name, ip, mac))?;
+        t.accept_at("ip", note(&mut self.ips, ip, name));
+        t.accept_at("mac", note(&mut self.macs, mac.map(MacAddr), name))
     }
 
     fn link(&mut self, value: Value<'_>) -> Option<()> {

@@ -84,12 +84,15 @@ pub fn bind_unix(path: &Path) -> io::Result<UnixListener> {
                     "the file that is there is not a socket",
                 ));
             }
-            let connected = UnixStream::connect(path);
-            if !connected.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
-                return Err(error);
-            }
-            std::fs::remove_file(path)?;
-            UnixListener::bind(path)
+            let why: String = match UnixStream::connect(path) {
+                Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
+                    std::fs::remove_file(path)?;
+                    return UnixListener::bind(path);
+                }
+                Ok(_) => "another process serves this socket".into(),
+                Err(unknown) => format!("another process may serve this socket: {unknown}"),
+            };
+            Err(io::Error::new(error.kind(), why))
         }
         bound => bound,
     }
@@ -172,7 +175,10 @@ mod tests {
         assert!(place("link").is_symlink() && place("folder").is_dir());
 
         let first = bound("socket").unwrap();
-        assert_eq!(bound("socket").unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        let refused = bound("socket").unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(refused.to_string(), "another process serves this socket");
+        UnixStream::connect(place("socket")).expect("the first one serves it still");
         drop(first);
         bound("socket").unwrap();
     }

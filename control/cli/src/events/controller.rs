@@ -16,7 +16,7 @@ use tokio_stream::StreamExt;
 use tonic::{Status, Streaming};
 
 use super::Selection;
-use crate::group::last_word;
+use crate::group::{job_phase, last_word};
 use crate::pick::Deadline;
 
 /// First and longest pause before the next attempt to reach the controller again.
@@ -88,7 +88,7 @@ impl ControllerEventLine {
                 ("group", Some(g.name), None, message, facts)
             }
             Event::Collective(g) => {
-                let (phase, ranks) = (last_word(g.phase().as_str_name()), g.members.len());
+                let (phase, ranks) = (job_phase(&g), g.members.len());
                 let joined = joined(&g.members);
                 let facts = json!({
                     "phase": phase, "reason": g.reason, "mcst_id": g.mcst_id, "generation": g.generation,

@@ -6,7 +6,7 @@ use castnet_console::api;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::rate::RateArgs;
 use castnet_console::units::{name, number, pmtu, qpn};
-use castnet_group::{Description, Distribution};
+use castnet_group::{DEFAULT_MEMBER_STALL_MS, Description, Distribution};
 use castnet_rules::{DEFAULT_REPAIR_SLOTS, DEFAULT_STALL_TIMEOUT_MS, FaultKind};
 use castnet_wire::MacAddr;
 use clap::{Args, ValueEnum};
@@ -31,7 +31,7 @@ pub(crate) struct Common {
     /// After this time, a path that has not acknowledged and a collective that still waits are reported
     #[arg(long, value_name = "MS", default_value_t = DEFAULT_STALL_TIMEOUT_MS, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) stall_timeout_ms: u32,
-    /// What it is for, as a text for people: at most 200 characters. castnet group show has it
+    /// What it is for, as a text for people: at most 200 characters; empty: none. castnet group show has it
     #[arg(long, value_name = "TEXT", default_value_t = Description::default(), hide_default_value = true)]
     pub(crate) description: Description,
     #[command(flatten)]
@@ -63,9 +63,10 @@ pub(crate) struct Create {
     /// sent it the same packet again and again. The group waits for it, goes on without it, or fails
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Stall::Wait)]
     on_member_stall: Stall,
-    /// How long a receiver may stall. With --fallback auto, the source leaves a group that stands still after 10 seconds
-    #[arg(long, value_name = "MS", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=600_000))]
-    member_stall_ms: u32,
+    /// How long a receiver may stall, with --on-member-stall evict or fail [default: 5000]. With --fallback auto, the source leaves a group that stands
+    /// still after 10 seconds
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=600_000))]
+    member_stall_ms: Option<u32>,
     /// Each member may send, one after the other, and --source is the first: for castnet host turns. Its traffic ends when a
     /// member leaves or is lost. The switches bridge the PSNs of the hosts, or the hosts synchronize them when the source changes
     #[arg(
@@ -91,10 +92,10 @@ pub(crate) struct Create {
     /// Who repeats what is lost: the source, or the nearest switch, which keeps --repair-slots packets for it
     #[arg(long, value_enum, value_name = "SIDE", default_value_t = Repair::Source)]
     repair: Repair,
-    /// Packets that each switch keeps: at least as many as the source has outstanding; a power of two
-    #[arg(long, value_name = "PACKETS", default_value_t = DEFAULT_REPAIR_SLOTS, requires = "repair", value_parser = clap::value_parser!(u16).range(2..=32768))]
-    repair_slots: u16,
-    /// A member that another tool connects: it has joined at once
+    /// Packets that each switch keeps, with --repair switch: at least as many as the source has outstanding; a power of two [default: 256]
+    #[arg(long, value_name = "PACKETS", requires = "repair", value_parser = clap::value_parser!(u16).range(2..=32768))]
+    repair_slots: Option<u16>,
+    /// One of the members that another tool connects: it has joined at once
     #[arg(long, value_name = "HOST=IP,MAC,QPN[,VA,RKEY,LENGTH]")]
     connection: Vec<Joined>,
 }
@@ -217,26 +218,46 @@ impl FromStr for Joined {
 impl Create {
     /// What the flags contradict each other in.
     pub(crate) fn check(&self) -> Outcome {
+        let refuse = |what: String, next: &str| Err(Failure::usage(what).next(next));
         if self.distribution.is_static() && self.any_source.is_some() {
-            return Err(
-                Failure::usage(format!("--distribution static {}", FaultKind::CoreOfAnySource))
-                    .next("leave --any-source out, or take --distribution switches"),
+            return refuse(
+                format!("--distribution static {}", FaultKind::CoreOfAnySource),
+                "leave --any-source out, or take --distribution switches",
+            );
+        }
+        if self.member_stall_ms.is_some() && self.on_member_stall == Stall::Wait {
+            return refuse(
+                "--member-stall-ms is given in a group that waits for a receiver that stalls".into(),
+                "leave it out, or take --on-member-stall evict or fail",
+            );
+        }
+        if self.repair_slots.is_some() && self.repair == Repair::Source {
+            return refuse(
+                "--repair-slots is given in a group whose switches keep no packets: its source repeats what is lost".into(),
+                "leave it out, or take --repair switch",
             );
         }
         let mut given = BTreeSet::new();
-        match self.connection.iter().find(|c| !given.insert(&c.host)) {
-            Some(twice) => Err(Failure::usage(format!(
-                "--connection is given twice for host {}",
-                twice.host
-            ))
-            .next("a host is one member with one connection: leave one of them out")),
-            None => Ok(()),
+        for Joined { host, .. } in &self.connection {
+            if !given.insert(host) {
+                return refuse(
+                    format!("--connection is given twice for host {host}"),
+                    "a host is one member with one connection: leave one of them out",
+                );
+            }
+            if *host != self.source && !self.members.contains(host) {
+                return refuse(
+                    format!("--connection is given for host {host}, which is no member"),
+                    "leave it out, or name the host in --members, too",
+                );
+            }
         }
+        Ok(())
     }
 
     pub(crate) fn request(self) -> api::CreateGroupRequest {
         let mut hosts = vec![self.source.clone()];
-        for host in self.members.iter().chain(self.connection.iter().map(|c| &c.host)) {
+        for host in &self.members {
             if !hosts.contains(host) {
                 hosts.push(host.clone());
             }
@@ -266,13 +287,15 @@ impl Create {
             lanes: self.common.lanes.into(),
             rate_limit: self.common.rate.message(),
             repair: (self.repair == Repair::Switch).then_some(api::MulticastRepair {
-                slots: self.repair_slots.into(),
+                slots: self.repair_slots.unwrap_or(DEFAULT_REPAIR_SLOTS).into(),
                 ack_timeout_us: 0,
             }),
             distribution: self.distribution.to_string(),
             description: self.common.description.to_string(),
             on_member_loss: self.on_member_loss.message(),
-            on_member_stall: self.on_member_stall.message(self.member_stall_ms),
+            on_member_stall: self
+                .on_member_stall
+                .message(self.member_stall_ms.unwrap_or(DEFAULT_MEMBER_STALL_MS)),
             any_source: match self.any_source {
                 None => api::AnySource::Unspecified,
                 Some(Numbers::Bridged) => api::AnySource::Bridged,
@@ -284,6 +307,7 @@ impl Create {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{GroupCommand, Verb};
     use super::*;
     use clap::Parser;
 
@@ -330,63 +354,108 @@ mod tests {
         }
     }
 
+    /// What `castnet group create g --source h1 --members h2,h1,h2` takes with more flags.
+    fn create(more: &[&str]) -> Create {
+        let line = [
+            "castnet",
+            "group",
+            "create",
+            "g",
+            "--source",
+            "h1",
+            "--members",
+            "h2,h1,h2",
+        ];
+        let cli = crate::cli::Cli::try_parse_from(line.iter().chain(more)).expect("a command line");
+        let crate::cli::Command::Group(GroupCommand {
+            verb: Verb::Create(create),
+            ..
+        }) = cli.command
+        else {
+            panic!("another command");
+        };
+        create
+    }
+
+    const H2: &str = "h2=10.0.0.2,02:00:00:00:00:02,0x12";
+
     #[test]
     fn the_source_is_a_member_and_nobody_is_one_twice() {
-        let create = Create {
-            common: Common {
-                name: "g".to_owned(),
-                pmtu: 1024,
-                lanes: 1,
-                mcst_id: None,
-                stall_timeout_ms: 1000,
-                description: Description::default(),
-                rate: RateArgs::default(),
-            },
-            source: "h1".to_owned(),
-            members: vec!["h2".to_owned(), "h1".to_owned(), "h2".to_owned()],
-            start_psn: None,
-            va_base: 0,
-            on_member_loss: Loss::Evict,
-            on_member_stall: Stall::Fail,
-            member_stall_ms: 700,
-            any_source: None,
-            distribution: Distribution::default(),
-            replaced: Replaced::default(),
-            repair: Repair::Source,
-            repair_slots: DEFAULT_REPAIR_SLOTS,
-            connection: vec![
-                "h3=10.0.0.3,02:00:00:00:00:03,0x13"
-                    .parse()
-                    .expect("a connection"),
-            ],
-        };
-        let request = create.clone().request();
+        let flags = [
+            "--on-member-stall",
+            "fail",
+            "--member-stall-ms",
+            "700",
+            "--connection",
+            H2,
+        ];
+        let create = create(&flags);
+        create.check().expect("no contradiction");
+        let request = create.request();
         let hosts: Vec<_> = request
             .members
             .iter()
             .map(|m| (m.host.as_str(), m.connection.is_some()))
             .collect();
-        assert_eq!(hosts, [("h1", false), ("h2", false), ("h3", true)]);
+        assert_eq!(hosts, [("h1", false), ("h2", true)]);
         let policy = api::StallPolicy {
             after_ms: 700,
             then: api::MemberLoss::Fail as i32,
         };
         assert_eq!(request.on_member_stall, Some(policy));
         assert_eq!(Stall::Wait.message(700), None);
-        let mut twice = create;
-        twice.connection.push(twice.connection[0].clone());
-        let failure = twice.check().expect_err("twice");
-        assert!(
-            failure.code() == 2 && failure.what.contains("twice for host h3"),
-            "{failure}"
+    }
+
+    #[test]
+    fn what_flags_stand_for_that_are_left_out() {
+        let stall = create(&["--on-member-stall", "evict"]).request().on_member_stall;
+        assert_eq!(stall.map(|policy| policy.after_ms), Some(DEFAULT_MEMBER_STALL_MS));
+        let repair = create(&["--repair", "switch"]).request().repair;
+        assert_eq!(
+            repair.map(|repair| repair.slots),
+            Some(DEFAULT_REPAIR_SLOTS.into())
         );
-        twice.distribution = Distribution::Static { copies: None };
-        twice.any_source = Some(Numbers::Bridged);
-        let failure = twice.check().expect_err("one source");
-        assert!(
-            failure.code() == 2 && failure.what.contains("leads from one source"),
-            "{failure}"
-        );
+        let described = |more: &[&str]| create(more).request().description;
+        assert_eq!(described(&["--description", ""]), described(&[]));
+        assert_eq!(described(&[]), "");
+    }
+
+    #[test]
+    fn flags_that_contradict_each_other_are_refused() {
+        let h3 = "h3=10.0.0.3,02:00:00:00:00:03,0x13";
+        for (flags, what) in [
+            (&["--connection", H2, "--connection", H2][..], "twice for host h2"),
+            (&["--connection", h3], "host h3, which is no member"),
+            (
+                &["--member-stall-ms", "700"],
+                "--member-stall-ms is given in a group that waits",
+            ),
+            (
+                &["--member-stall-ms", "700", "--on-member-stall", "wait"],
+                "--member-stall-ms is given in a group that waits",
+            ),
+            (
+                &["--repair", "source", "--repair-slots", "64"],
+                "--repair-slots is given in a group whose switches keep no packets",
+            ),
+            (
+                &["--distribution", "static", "--any-source"],
+                "leads from one source",
+            ),
+        ] {
+            let failure = create(flags).check().expect_err(what);
+            assert!(
+                failure.code() == 2 && failure.what.contains(what) && failure.next.is_some(),
+                "{failure}"
+            );
+        }
+        for flags in [
+            &["--member-stall-ms", "700", "--on-member-stall", "evict"][..],
+            &["--repair", "switch", "--repair-slots", "64"],
+            &["--connection", "h1=10.0.0.1,02:00:00:00:00:01,0x11"],
+        ] {
+            create(flags).check().expect("no contradiction");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Groups, members and ranks as lines of tables, as the controller reports them.
 
-use castnet_console::api::{self, MemberPhase, Role};
+use castnet_console::api::{self, CollectivePhase, MemberPhase, Role};
 use castnet_console::{columns, units};
 use serde::Serialize;
 
@@ -82,7 +82,7 @@ impl From<api::Collective> for GroupLine {
         let members = state.members.iter();
         Self {
             kind: "collective",
-            phase: last_word(state.phase().as_str_name()),
+            phase: job_phase(&state),
             joined: members.filter(|m| m.phase() == MemberPhase::Joined).count(),
             members: state.members.len(),
             lanes: state.lanes.len().max(1),
@@ -229,6 +229,15 @@ pub(crate) fn last_word(name: &str) -> String {
     }
 }
 
+/// The phase of a job, in the word of the controller's messages while ranks are missing.
+pub(crate) fn job_phase(state: &api::CollectiveState) -> String {
+    let is_missing = |m: &api::MemberState| m.phase() == MemberPhase::Expected;
+    match state.phase() {
+        CollectivePhase::Waiting if state.members.iter().any(is_missing) => "gathering".to_owned(),
+        phase => last_word(phase.as_str_name()),
+    }
+}
+
 pub(crate) fn role_name(role: Role) -> String {
     match role {
         Role::Unspecified => "-".to_owned(),
@@ -239,7 +248,7 @@ pub(crate) fn role_name(role: Role) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use castnet_console::api::{CollectivePhase, GroupPhase};
+    use castnet_console::api::GroupPhase;
 
     #[test]
     fn phases_are_single_words() {
@@ -249,5 +258,31 @@ mod tests {
             (role_name(Role::Unspecified), role_name(Role::Source)),
             ("-".to_owned(), "source".to_owned())
         );
+    }
+
+    #[test]
+    fn a_job_gathers_its_ranks_and_then_waits_for_its_switches() {
+        let word = |phase: CollectivePhase, ranks: [MemberPhase; 2]| {
+            let member = |phase: MemberPhase| api::MemberState {
+                phase: phase.into(),
+                ..Default::default()
+            };
+            let state = api::CollectiveState {
+                phase: phase.into(),
+                members: ranks.map(member).to_vec(),
+                ..Default::default()
+            };
+            let group = api::Collective {
+                state: Some(state.clone()),
+                ..Default::default()
+            };
+            let listed = GroupLine::from(group).phase;
+            assert_eq!(listed, job_phase(&state));
+            listed
+        };
+        use MemberPhase::{Away, Expected, Joined};
+        assert_eq!(word(CollectivePhase::Waiting, [Joined, Expected]), "gathering");
+        assert_eq!(word(CollectivePhase::Waiting, [Joined, Away]), "waiting");
+        assert_eq!(word(CollectivePhase::Active, [Joined, Expected]), "active");
     }
 }

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::collective::{Conflict, millis, policies, policies_of_rule};
 use super::facts::Facts;
 use super::lanes::{self, LaneLine};
-use super::lines::{RankLine, last_word, rank_lines};
+use super::lines::{RankLine, job_phase, last_word, rank_lines};
 use super::progress::Progress;
 use crate::counters::Counted;
 
@@ -230,7 +230,7 @@ impl GroupReport {
     fn of_collective(group: &api::Collective) -> (Self, Vec<api::Lane>) {
         let state = group.state.clone().unwrap_or_default();
         let settings = state.settings.clone().unwrap_or_default();
-        let phase = last_word(state.phase().as_str_name());
+        let phase = job_phase(&state);
         let mut report = Self::new("Collective group", &state.name, phase, &state.reason);
         report.describe(&state.description);
         report.ranks = Some(rank_lines(&state));

@@ -296,3 +296,20 @@ fn a_switch_that_is_still_to_do_it_is_an_exit_code() {
         "{failure}"
     );
 }
+
+/// The flags are right, so that their list is no way on.
+#[test]
+fn who_needs_what_is_down_is_led_to_the_switches() {
+    let refused = |code, field: &str| {
+        let status = castnet_proto::convert::refuse(code, field, "no path: switch leaf1 is down");
+        super::refused(status)
+    };
+    let failure = refused(tonic::Code::FailedPrecondition, "members[1].host");
+    assert_eq!(failure.what, "--members: no path: switch leaf1 is down");
+    let next = failure.next.expect("a next step");
+    assert!(next.starts_with("castnet topology shows the switches"), "{next}");
+    let never = refused(tonic::Code::InvalidArgument, "members[1].host");
+    assert!(never.next.is_some_and(|next| next.contains("lists the settings")));
+    // The reason is the group's, which says what to do.
+    assert_eq!(refused(tonic::Code::FailedPrecondition, "group").next, None);
+}

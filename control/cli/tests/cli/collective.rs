@@ -217,11 +217,11 @@ async fn an_operator_creates_a_collective_group_and_ranks_fill_it() {
     );
     assert_eq!(
         (&created["ranks"], &created["slots"], &created["phase"]),
-        (&4.into(), &64.into(), &"waiting".into())
+        (&4.into(), &64.into(), &"gathering".into())
     );
     let page = fabric.run(vec!["group", "show", "g"]).await;
     for text in [
-        "Collective group g, waiting: waits for rank 0 (host h0)",
+        "Collective group g, gathering: waits for rank 0 (host h0)",
         "16 packets in messages of 8; 64 slots per switch",
         "in rank order (reproducible)",
         "not placed: it is when all ranks have joined",

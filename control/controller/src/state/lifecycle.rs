@@ -68,8 +68,10 @@ pub struct Failure {
 /// Kind of a [`Failure`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cause {
-    /// The request does not fit the fabric: no path, a path MTU too large, addresses that contradict each other.
+    /// The request never fits the fabric: hosts without links to each other, a path MTU too large, addresses that contradict each other.
     Unfit,
+    /// What the request needs of the fabric is down now, or not known.
+    Down,
     /// A member was not seen at any switch in time.
     Unseen,
     /// A switch has no room.

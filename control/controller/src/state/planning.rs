@@ -6,7 +6,7 @@ use std::sync::Arc;
 use castnet_planner::{LinkLoad, Member, PlanError, Request, Role, Room, Rooms, Shortage, Tree, TreeNode};
 use castnet_proto::v1;
 use castnet_rules::{HostEndpoint, HostPart, Ipv4Net};
-use castnet_topology::{SwitchKind, Topology};
+use castnet_topology::{Cut, SwitchKind, Topology};
 use castnet_wire::{MacAddr, McstId, Pmtu, Qpn};
 
 use crate::state::core::Core;
@@ -329,7 +329,7 @@ fn outside(core: &Core, name: &str, hosts: &[(String, String)]) -> Result<Option
     let put = |mut kind: Multicast| kind.put_outside(hosts, &core.facts.topology()).map(|()| kind);
     kind.and_then(put).map(Some).ok_or_else(|| {
         NoPlan::Never(Failure {
-            cause: Cause::Unfit,
+            cause: Cause::Down,
             field: "members".into(),
             reason: format!("{first}: {reason}; no receiver in the tree could pass the stream on"),
         })
@@ -378,6 +378,7 @@ fn no_plan(core: &Core, record: &Record, error: &PlanError) -> NoPlan {
     let (cause, reason) = match error {
         PlanError::NoMcstId { switch } => return NoPlan::Never(core.no_mcst_id(record, switch)),
         PlanError::NoRoom { shortages } => (Cause::NoRoom, lacking(core, record, shortages)),
+        _ if is_of_now(core, error) => (Cause::Down, error.reason()),
         _ => (Cause::Unfit, error.reason()),
     };
     let field = match error.field() {
@@ -391,6 +392,16 @@ fn no_plan(core: &Core, record: &Record, error: &PlanError) -> NoPlan {
             NoPlan::NotYet(failure)
         }
         _ => NoPlan::Never(detours.end(failure)),
+    }
+}
+
+/// Whether there may be a place at another time. Names that nobody has were refused before.
+fn is_of_now(core: &Core, error: &PlanError) -> bool {
+    match error {
+        PlanError::NoPath { cut, .. } => matches!(cut, Cut::Down(_)) || core.facts.file.is_none(),
+        PlanError::NoCastnetSwitch => core.facts.file.is_none(),
+        PlanError::UnknownHost { .. } | PlanError::UnknownSwitch { .. } => true,
+        _ => false,
     }
 }
 

@@ -189,7 +189,7 @@ fn fault(key: &Key, reason: impl fmt::Display) -> EntryFault {
     }
 }
 
-/// All faults: each entry reads, and none contradicts another.
+/// All faults: each entry reads, none contradicts another, and a controller begins on them.
 pub fn check(entries: &Entries) -> Vec<EntryFault> {
     let mut check = Check::default();
     for (key, entry) in entries {
@@ -211,10 +211,23 @@ pub fn check(entries: &Entries) -> Vec<EntryFault> {
             Table::Meta => {}
         }
     }
-    let owner = Key {
+    let meta = |name: &str| Key {
         table: Table::Meta,
-        name: "owner".into(),
+        name: name.into(),
     };
+    let number = |name| {
+        entries
+            .get(&meta(name))
+            .and_then(|e| serde_json::from_slice::<u64>(&e.value).ok())
+    };
+    if let Some(epoch) = number(REFUSED).filter(|epoch| *epoch == number("epoch").unwrap_or_default()) {
+        let refused = StoreError::Refused { epoch };
+        let reason = format_args!(
+            "{refused}. No controller begins on this store: use that of the other one; or stop that one, export this store, and import it again"
+        );
+        check.add(&meta(REFUSED), reason);
+    }
+    let owner = meta("owner");
     let has_groups = entries.keys().any(|key| key.table == Table::Groups);
     if has_groups && !entries.contains_key(&owner) {
         let reason =

@@ -82,11 +82,19 @@ async fn what_is_exported_is_imported_and_exported_again_the_same() {
             .unwrap();
         let refused = Stored::load(store, "another", true, false).await;
         assert!(matches!(refused, Err(StoreError::Refused { epoch }) if epoch == NOW + 1));
+        let found = lines(&store.load().await.unwrap());
+        assert!(
+            found.len() == 1
+                && found[0].starts_with("meta/refused: a switch has refused")
+                && found[0].ends_with("export this store, and import it again"),
+            "{found:?}"
+        );
         assert_eq!(exported(&store.load().await.unwrap()), text);
         let empty = json!({ "schema": STORE_VERSION, "groups": {}, "hosts": {} });
         import(store, &empty.to_string(), true, NOW).await.unwrap();
         let left = store.load().await.unwrap();
         assert_eq!(document(&left)["groups"], json!({}));
+        assert_eq!(lines(&left), [""; 0]);
         assert_eq!(
             Stored::load(store, "another", true, false).await.unwrap().epoch,
             NOW + 3,

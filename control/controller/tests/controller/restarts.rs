@@ -452,7 +452,8 @@ async fn a_switch_that_cannot_be_reached_fails_the_group() {
         .create_group(lab.given("g", &["h0", "h2"], 17))
         .await
         .unwrap_err();
-    assert_eq!(refused.code(), Code::InvalidArgument);
+    // The request is right, and would succeed with the switch.
+    assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(
         refused.message().starts_with("members[1].host: ")
             && refused.message().contains("switch leaf1 is down")

@@ -219,6 +219,21 @@ fabric.toml:32:6: links[3].up: a text where true or false belongs"#;
     assert_eq!(faults.to_string(), expected);
 }
 
+/// Frames to one of them would reach the other, or both.
+#[test]
+fn an_address_is_that_of_one_host() {
+    let host = |name: &str, last: u8, mac: u8| {
+        format!("[[hosts]]\nname = \"{name}\"\nip = \"10.0.0.{last}\"\nmac = \"02:00:00:00:00:{mac:02x}\"\n")
+    };
+    let none = "[[hosts]]\nname = \"x\"\n[[hosts]]\nname = \"y\"\n";
+    let text = [host("h1", 1, 1), host("h2", 2, 2), none.to_owned()].concat();
+    Topology::from_toml(&text).expect("no faults");
+    let faults = Topology::from_toml(&(text + &host("h3", 1, 2))).unwrap_err();
+    let expected = "15:6: hosts[4].ip: 10.0.0.1 of host \"h3\" is the address of host \"h1\" too\n\
+                    16:7: hosts[4].mac: 02:00:00:00:00:02 of host \"h3\" is the address of host \"h2\" too";
+    assert_eq!(faults.to_string(), expected);
+}
+
 #[test]
 fn a_text_that_is_not_toml_tells_where() {
     let faults = Topology::from_toml("[[switches]]\nname = \n").unwrap_err();

@@ -3,12 +3,37 @@
 use castnet_comm::{CommError, ControllerError, RankName};
 use castnet_console::connect::{self, NO_CONTROLLER};
 use castnet_console::exit::Failure;
+use castnet_console::flags::Flags;
 use castnet_console::units::{first_of, span};
 
 use crate::failure;
 
 /// Ranks that an error names, at most.
 const NAMED: usize = 16;
+
+/// The flags of a rank, which refusals of its requests name.
+const FLAGS: Flags = Flags {
+    alike: &[
+        "job",
+        "lanes",
+        "message-packets",
+        "mode",
+        "pmtu",
+        "rank",
+        "reproducible",
+        "size",
+    ],
+    others: &[
+        ("ack-timeout-us", "qp-timeout"),
+        ("host", "name"),
+        ("loss-policy", "loss"),
+        ("rate-limit", "rate"),
+        ("rate-limit.burst-bytes", "burst"),
+        ("secret", "secret-file"),
+        ("straggler-policy", "straggler"),
+        ("window-packets", "window"),
+    ],
+};
 
 fn names(ranks: &[RankName]) -> String {
     first_of(ranks.iter(), NAMED)
@@ -86,7 +111,8 @@ pub fn failure(error: CommError, job: &str) -> Failure {
 
 fn refused(status: tonic::Status, show: &str) -> Failure {
     let code = status.code();
-    let failure = Failure::from(status);
+    let mut failure = Failure::from(status);
+    failure.what = FLAGS.sentence(&failure.what);
     match code {
         tonic::Code::AlreadyExists => failure.next(format!("{show} lists its members; or use another --job")),
         tonic::Code::InvalidArgument => failure.next(format!(
@@ -201,6 +227,23 @@ mod tests {
                 failure.next.as_deref().is_some_and(|n| n.contains(next)),
                 "{failure:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_refusal_names_the_flag_that_was_written() {
+        for (field, flag) in [
+            ("settings.window_packets", "--window"),
+            ("settings.straggler_policy", "--straggler"),
+            ("host", "--name"),
+            ("rank", "--rank"),
+            ("connection.qpn", "connection.qpn"),
+        ] {
+            let refused = refused(
+                tonic::Status::invalid_argument(format!("{field}: is wrong")),
+                "show",
+            );
+            assert_eq!(refused.what, format!("{flag}: is wrong"));
         }
     }
 }

@@ -276,7 +276,7 @@ fn an_augmented_group(lab: &Lab) -> Result<()> {
     };
     let mut other = run(0, &["--mode", "translated"])?;
     ensure!(!other.wait()?.success(), "another mode was accepted");
-    ensure!(other.output().contains("settings.mode"), "{}", other.output());
+    ensure!(other.output().contains("--mode: "), "{}", other.output());
     let mut ranks = (0..6).map(|rank| run(rank, &[])).collect::<Result<Vec<_>>>()?;
     ranks.iter_mut().try_for_each(Process::succeed)
 }
@@ -373,7 +373,7 @@ fn a_rank_starts_late(lab: &Lab) -> Result<()> {
     let controller = lab.socket("controller");
     ranks[0].wait_until("the missing rank was named", |_| {
         lab.castnet(&["group", "show", "tardy", "--controller", &controller])
-            .is_ok_and(|shown| shown.contains("waiting: waits for rank 3"))
+            .is_ok_and(|shown| shown.contains("gathering: waits for rank 3"))
     })?;
     ranks.push(lab.start_rank("allreduce", "tardy", 3, 4, &args)?);
     ranks.iter_mut().try_for_each(Process::succeed)
