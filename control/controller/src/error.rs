@@ -95,6 +95,10 @@ pub(crate) enum Refusal {
     TooManyPlans { most: usize },
     #[error("host {host:?} has changed its addresses too often: it may again in a second")]
     TooManyMoves { host: String },
+    #[error(
+        "host {host:?} has connections from {most} other addresses in its groups: it leaves some of them, or an operator evicts it there"
+    )]
+    TooManyAddresses { host: String, most: usize },
     #[error("host {host:?} has joined running groups too often: it may again in a second")]
     TooManyJoins { host: String },
     /// Not of which group: a host may not know it.
@@ -269,6 +273,7 @@ impl Refusal {
             Self::McstIdNotOwn { .. } => (Code::InvalidArgument, "mcst_id"),
             Self::TooManyPlans { .. } => (Code::ResourceExhausted, "group"),
             Self::TooManyMoves { .. } | Self::TooManyJoins { .. } => (Code::Unavailable, "host"),
+            Self::TooManyAddresses { .. } => (Code::ResourceExhausted, "ip"),
             Self::PoolExhausted { .. } => (Code::ResourceExhausted, "mcst_id"),
             Self::Quota { .. } => (Code::ResourceExhausted, "tenant"),
             Self::HostQuota { .. } => (Code::ResourceExhausted, "host_groups"),
