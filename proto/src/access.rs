@@ -250,6 +250,8 @@ const CALLS_MAX: usize = 8192;
 const CALLS_OF_READER_MAX: usize = 64;
 /// Bytes of the answers to hosts and readers with one certificate that are not taken: a call is refused then.
 const ANSWERS_MAX: usize = 128 << 20;
+/// Bytes of a refusal to a host or reader. A connection has as many as calls if its client takes none, and no share counts them.
+const REFUSAL_MAX: usize = 4 << 10;
 
 /// Who may call a service.
 #[derive(Debug)]
@@ -393,7 +395,7 @@ struct Admission {
 impl Guard {
     fn admit<B>(&self, request: &http::Request<B>) -> Result<Admission, Status> {
         let method = request.uri().path().rsplit('/').next().unwrap_or_default();
-        let right = (self.rights)(method).ok_or_else(|| Status::unimplemented(method.to_owned()))?;
+        let right = (self.rights)(method).ok_or_else(|| Status::unimplemented(audit::cut(method)))?;
         let peer = request.extensions().get::<Arc<Peer>>().cloned();
         let peer = peer.ok_or_else(|| Status::internal("the client of this request is unknown"))?;
         let role = self.access.roles.borrow().of(&peer);
@@ -454,6 +456,18 @@ fn has_room(waiting: &Share) -> Result<(), Status> {
     }
 }
 
+/// A refusal without its details and the end of its message, if it is long: it has what the client has written.
+fn shortened(answer: http::Response<Body>) -> http::Response<Body> {
+    let bytes: usize = answer.headers().values().map(http::HeaderValue::len).sum();
+    if bytes <= REFUSAL_MAX {
+        return answer;
+    }
+    match Status::from_header_map(answer.headers()) {
+        Some(status) => Status::new(status.code(), audit::cut(status.message())).into_http(),
+        None => answer,
+    }
+}
+
 /// A service behind [`guard`].
 #[derive(Clone, Debug)]
 pub struct Guarded<S> {
@@ -503,8 +517,11 @@ where
         let call = CALL.scope(admission.share.clone(), self.service.call(request));
         let access = self.guard.access.clone();
         Box::pin(async move {
-            let response = call.await?;
+            let mut response = call.await?;
             admission.note(&response);
+            if waiting.is_some() {
+                response = shortened(response);
+            }
             let Admission { caller, share, .. } = admission;
             let revoked = Box::pin(async move { access.role_changes(caller).await });
             // Others may have been answered meanwhile.

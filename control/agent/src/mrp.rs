@@ -162,9 +162,15 @@ impl<'a> Around<'a> {
                 let named = mac.map(|mac| ((*port, mac), mac.to_string()));
                 tables.switches.extend(named);
             }
+            // The controller has hosts there by its topology file: LLDP comes from one of them.
+            let guards = self.shared.guards.lock();
+            let filed = guards.values().flat_map(|guard| &guard.hosts);
+            let of_hosts: PortSet = filed.map(|(port, _)| *port).collect();
+            drop(guards);
             for neighbour in dataplane.neighbours().unwrap_or_default() {
                 match neighbour.said {
                     Said::Arp { ip, mac } => drop(tables.hosts.insert(ip, (neighbour.port, mac))),
+                    Said::Lldp { .. } if of_hosts.contains(neighbour.port) => {}
                     Said::Lldp { system, mac, .. } => {
                         tables.fabric.insert(neighbour.port);
                         tables.switches.insert((neighbour.port, mac), system.to_string());

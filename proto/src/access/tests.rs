@@ -267,3 +267,51 @@ fn a_host_is_itself_and_a_refusal_says_who_and_what() {
     let expected = "h1 (host, from 192.0.2.1:7) may not join as host \"h2\": a host acts as itself alone";
     assert!(denied.starts_with(expected), "{denied}");
 }
+
+/// Refuses each call with what it was sent.
+#[derive(Clone)]
+struct Refuses;
+
+impl Service<http::Request<Body>> for Refuses {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: http::Request<Body>) -> Self::Future {
+        let refused = crate::convert::refuse(Code::NotFound, "group", "x".repeat(100_000));
+        Box::pin(ready(Ok(refused.into_http())))
+    }
+}
+
+/// A host asked for a group with a name of 128 KiB in 4096 calls of a connection, and took no answer: each had the name, in message and details.
+#[tokio::test]
+async fn a_refusal_of_a_host_is_short() {
+    let roles = Roles {
+        operators: vec!["ops".into()],
+        ..Roles::default()
+    };
+    let access = Arc::new(Access::new(roles, None));
+    let rights = |method: &str| (method == "Look").then_some(Right::Reach);
+    let guarded = guard(&access, rights, Refuses);
+    let call = |name: &str, method: &str| {
+        let mut request = http::Request::new(Body::default());
+        let path = format!("/castnet.v1.Service/{method}");
+        *request.uri_mut() = path.parse().expect("a path");
+        request.extensions_mut().insert(peer(Some(&[name])));
+        let called = guarded.clone().call(request);
+        async {
+            let answer = called.await.expect("infallible");
+            let bytes: usize = answer.headers().values().map(http::HeaderValue::len).sum();
+            let code = Status::from_header_map(answer.headers()).map(|s| s.code());
+            (code, bytes <= REFUSAL_MAX)
+        }
+    };
+    assert_eq!(call("h1", "Look").await, (Some(Code::NotFound), true));
+    assert_eq!(call("ops", "Look").await, (Some(Code::NotFound), false));
+    let unknown = call("h1", &"y".repeat(10_000)).await;
+    assert_eq!(unknown, (Some(Code::Unimplemented), true));
+}

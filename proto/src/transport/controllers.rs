@@ -8,7 +8,10 @@ use tonic::Code;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 
-use super::{ANSWER_BYTES_MAX, Address, BadAddress, ControllerClient, Security, TransportError, connect};
+use super::{
+    ANSWER_BYTES_MAX, Address, BadAddress, CONNECT_TIMEOUT, ControllerClient, Security, TransportError,
+    connect,
+};
 use crate::term::{JoinedAt, leader_of};
 use crate::v1::FindLeaderRequest;
 
@@ -114,21 +117,72 @@ async fn find_leader(
     joined: &JoinedAt,
 ) -> Result<Channel, (TransportError, Option<Address>)> {
     let channel = connect(address, security).await.map_err(|error| (error, None))?;
+    ask(channel, address, joined).await
+}
+
+/// As [`find_leader`], over a connection.
+async fn ask(
+    channel: Channel,
+    address: &Address,
+    joined: &JoinedAt,
+) -> Result<Channel, (TransportError, Option<Address>)> {
     let mut client = client(channel.clone(), joined.clone());
-    match client.find_leader(FindLeaderRequest {}).await {
-        Err(status) if status.code() == Code::Unavailable => {
+    match timeout(CONNECT_TIMEOUT, client.find_leader(FindLeaderRequest {})).await {
+        // The connection may stand for long: probes are answered without the controller.
+        Err(_) => Err((TransportError::Timeout(address.clone(), CONNECT_TIMEOUT), None)),
+        Ok(Err(status)) if status.code() == Code::Unavailable => {
             let leader = leader_of(&status);
             let why = status.message().into();
             Err((TransportError::NotLeading(address.clone(), why), leader))
         }
         // It leads, or is older than this call.
-        _ => Ok(channel),
+        Ok(_) => Ok(channel),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::{Ready, ready};
+    use std::io;
+
+    use hyper_util::rt::TokioIo;
+    use tokio::io::DuplexStream;
+    use tonic::codegen::http::Uri;
+    use tonic::codegen::{Context, Poll, Service};
+    use tonic::transport::Endpoint;
+
     use super::*;
+
+    /// A connector with one connection.
+    struct Once(Option<DuplexStream>);
+
+    impl Service<Uri> for Once {
+        type Response = TokioIo<DuplexStream>;
+        type Error = io::Error;
+        type Future = Ready<io::Result<Self::Response>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Uri) -> Self::Future {
+            let socket = self.0.take().map(TokioIo::new);
+            ready(socket.ok_or_else(|| io::ErrorKind::NotConnected.into()))
+        }
+    }
+
+    /// The last controller of a list was waited for without a limit while its connection stood.
+    #[tokio::test(start_paused = true)]
+    async fn a_controller_that_answers_no_call_is_not_waited_for() {
+        let (near, _far) = tokio::io::duplex(1 << 16);
+        let channel = Endpoint::from_static("http://c").connect_with_connector_lazy(Once(Some(near)));
+        let address: Address = "http://127.0.0.1:1".parse().unwrap();
+        let (patience, joined) = (Duration::from_secs(600), JoinedAt::default());
+        let asked = timeout(patience, ask(channel, &address, &joined)).await;
+        let (error, leader) = asked.expect("an end").unwrap_err();
+        assert!(matches!(error, TransportError::Timeout(..)), "{error}");
+        assert!(error.is_transient() && leader.is_none());
+    }
 
     #[test]
     fn a_list_goes_there_and_back_and_each_address_must_be_one() {

@@ -15,11 +15,11 @@ use castnet_proto::v1;
 use castnet_proto::v1::agent_client::AgentClient;
 use castnet_rules::{GroupRule, MulticastRule};
 use castnet_topology::{End, Topology};
-use castnet_wire::build::emit_arp;
+use castnet_wire::build::{emit_arp, emit_lldp};
 use castnet_wire::mrp::DEFAULT_PORT;
 use castnet_wire::{
-    Arp, Datagram, DropReason, MacAddr, McstId, MrpBody, MrpMember, MrpPacket, MrpReason, MrpRefusal, Nanos,
-    Pmtu, PortId, Qpn,
+    Arp, Datagram, DropReason, Lldp, LldpId, MacAddr, McstId, MrpBody, MrpMember, MrpPacket, MrpReason,
+    MrpRefusal, Nanos, Pmtu, PortId, Qpn,
 };
 use castnet_worker::engine::{PortSet, RegistrationConfig, Said};
 use castnet_worker::{Dataplane, DataplaneConfig, PortConfig};
@@ -390,6 +390,61 @@ async fn who_may_register_is_limited_and_what_is_refused_is_counted() {
     });
     leader = lab.register(2);
     assert!(leader.is_registered() && lab.rules().len() == 3);
+}
+
+/// LLDP of a host made it a switch, which speaks for any leader, and whose groups do not count at its port.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_of_the_topology_file_is_no_switch_by_lldp() {
+    let mut lab = Lab::new(Limits::default()).await;
+    let leaf = lab.dataplane("leaf0");
+    let mut frame = [0; 512];
+    let said = Lldp {
+        chassis: LldpId::Text("s9"),
+        port: LldpId::Text("p0"),
+        ttl_secs: 120,
+        system_name: "s9",
+    };
+    let length = emit_lldp(&mut frame, mac(0), &said).expect("a frame");
+    lab.hosts[0].send(&frame[..length]);
+    lab.until("LLDP", |_| {
+        let neighbours = leaf.neighbours().unwrap();
+        let mut there = neighbours.iter().filter(|n| n.port == port(0));
+        there.any(|n| matches!(n.said, Said::Lldp { .. }))
+    });
+    let address = lab.switches["leaf0"].1.address().clone();
+    let mut client = AgentClient::new(connect(&address, &Security::default()).await.unwrap());
+    let guard = v1::SetSourceGuardRequest {
+        hosts: vec![v1::HostPort {
+            port: 0,
+            ip: ip(0).to_string(),
+        }],
+        prefixes: Vec::new(),
+    };
+    client.set_source_guard(guard).await.unwrap();
+    let leader = MrpMember {
+        source: true,
+        ..member(8)
+    };
+    let part = castnet_wire::MrpPart {
+        sequence: 0,
+        total: 1,
+        pmtu: Pmtu::B1024,
+    };
+    let registration = MrpPacket {
+        number: 9,
+        body: MrpBody::Members(part, vec![leader, member(3)]),
+    };
+    let frame = Datagram {
+        macs: (leaf.port_mac(port(0)).expect("a port"), mac(0)),
+        from: (leader.ip, DEFAULT_PORT),
+        to: (MCST_ID.0, DEFAULT_PORT),
+        payload: &registration.to_bytes(),
+    };
+    lab.hosts[0].send(&frame.to_frame());
+    lab.until("a refusal", |_| {
+        assert_eq!(leaf.rule(MCST_ID), None);
+        leaf.drops().unwrap()[DropReason::RegistrationRefused] == 1
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -74,6 +74,8 @@ pub(crate) struct Facts {
     pub(crate) hosts: BTreeMap<String, HostRecord>,
     /// Names of all hosts, those of the file included, by address.
     pub(crate) names: BTreeSet<(Ipv4Addr, String)>,
+    /// Names of hosts that have reported, by Ethernet address.
+    pub(crate) macs: BTreeSet<([u8; 6], String)>,
     /// Hosts that have reported and are not in the file.
     pub(crate) unfiled: BTreeSet<String>,
 }
@@ -299,10 +301,13 @@ impl Facts {
                 None => self.unfiled.remove(name),
             };
         }
-        match host {
-            Some(host) => drop(self.hosts.insert(name.into(), host)),
-            None => drop(self.hosts.remove(name)),
-        }
+        let mac = host.as_ref().map(|host| (host.mac, name.to_owned()));
+        let before = match host {
+            Some(host) => self.hosts.insert(name.into(), host),
+            None => self.hosts.remove(name),
+        };
+        before.map(|before| self.macs.remove(&(before.mac, name.to_owned())));
+        self.macs.extend(mac);
         self.names
             .extend(self.addresses(name).0.map(|ip| (ip, name.to_owned())));
     }
@@ -317,6 +322,15 @@ impl Facts {
         let named = named.take_while(|(theirs, _)| *theirs == ip);
         let mut named = named.map(|(_, name)| name.as_str());
         named.find(|name| Some(*name) != but)
+    }
+
+    /// Whether a host has reported one of these addresses.
+    fn has_reported(&self, ip: Ipv4Addr, mac: [u8; 6]) -> bool {
+        let mut macs = self.macs.range((mac, String::new())..);
+        let named = self.names.range((ip, String::new())..);
+        let mut named = named.take_while(|(theirs, _)| *theirs == ip);
+        macs.next().is_some_and(|(theirs, _)| *theirs == mac)
+            || named.any(|(_, name)| self.hosts.contains_key(name))
     }
 
     /// All hosts with their addresses, by name. A host's own report counts more than the file.

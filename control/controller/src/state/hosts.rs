@@ -1,5 +1,8 @@
 //! Hosts that come, change their names, and are forgotten.
 
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+
 use castnet_rules::HostEndpoint;
 use castnet_wire::MacAddr;
 
@@ -8,6 +11,9 @@ use crate::state::core::Core;
 use crate::state::fabric::HostRecord;
 use crate::state::kinds::Party;
 use crate::state::pace::Turn;
+
+/// Addresses of a host in its groups. A connection keeps its address when its host changes to another one.
+const ADDRESSES_MAX: usize = 16;
 
 /// Other addresses of a host.
 pub(crate) struct HostChange {
@@ -39,6 +45,23 @@ impl Core {
             && self.groups_with(old, |party, _| party.ends.is_some()).is_empty()
     }
 
+    /// Refuses a host a further address for connections: each of them is an address that a switch gives to nobody else.
+    fn check_held(&self, host: &str, ip: Ipv4Addr) -> Result<(), Refusal> {
+        let mut held = BTreeSet::new();
+        for entry in self.groups.with_host(host) {
+            let parties = entry.record().kind.behaviour().parties();
+            let own = parties.iter().filter(|party| party.host == host);
+            held.extend(own.filter_map(|party| Some(party.ends?.endpoint.ip)));
+        }
+        match held.len() >= ADDRESSES_MAX && !held.contains(&ip) {
+            true => Err(Refusal::TooManyAddresses {
+                host: host.into(),
+                most: ADDRESSES_MAX,
+            }),
+            false => Ok(()),
+        }
+    }
+
     /// What changes with the addresses of a host, if it may. A change makes the topology anew, for which all calls wait: a host has some at once,
     /// and then one in a second.
     pub(crate) fn host_change(&self, endpoint: &HostEndpoint) -> Result<Option<HostChange>, Refusal> {
@@ -64,15 +87,25 @@ impl Core {
                 Some(turn.ok_or(Refusal::TooManyMoves { host })?)
             }
         };
+        if before.is_some_and(|before| before.ip != *ip) {
+            self.check_held(name, *ip)?;
+        }
         Ok(Some(HostChange { record, old, turn }))
     }
 
     /// Notes the addresses of a host. The host that had them before is forgotten, see [`Core::gives_way`].
     pub(crate) fn know(&mut self, endpoint: &HostEndpoint) -> Result<(), Refusal> {
-        let Some(HostChange { record, old, turn }) = self.host_change(endpoint)? else {
+        let name = &endpoint.name;
+        let change = self.host_change(endpoint);
+        if matches!(change, Err(Refusal::TooManyAddresses { .. }))
+            && let Some(turn) = self.moves.turn(name, self.now)
+        {
+            // All its groups were gone through.
+            self.moves.take(name.clone(), turn, self.now);
+        }
+        let Some(HostChange { record, old, turn }) = change? else {
             return Ok(());
         };
-        let name = &endpoint.name;
         if let Some(turn) = turn {
             self.moves.take(name.clone(), turn, self.now);
         }
@@ -120,7 +153,34 @@ mod tests {
     use castnet_wire::Qpn;
 
     use super::*;
-    use crate::state::core::tests::core;
+    use crate::state::core::tests::{core, join};
+
+    /// Each job kept the address that its host had when it joined: with one certificate, an address for each job.
+    #[test]
+    fn the_connections_of_a_host_have_so_many_addresses() {
+        let mut core = core(|_| {});
+        let seat = |core: &mut Core, n: u8| {
+            let mut rank = join(&format!("job{n}"), 0, 2, "");
+            rank.endpoint.ip = [10, 0, 1, n].into();
+            core.seat_rank(rank, "h0").map(drop)
+        };
+        for n in 0..ADDRESSES_MAX as u8 {
+            core.now += Duration::from_secs(1);
+            seat(&mut core, n).unwrap();
+        }
+        core.now += Duration::from_secs(8);
+        seat(&mut core, 0).expect("it is back with the connection that it has");
+        // Counting takes a turn: it goes through all groups of the host.
+        for _ in 0..8 {
+            let refusal = seat(&mut core, 99).unwrap_err();
+            assert!(matches!(&refusal, Refusal::TooManyAddresses { .. }), "{refusal}");
+        }
+        let refusal = seat(&mut core, 99).unwrap_err();
+        assert!(matches!(&refusal, Refusal::TooManyMoves { .. }), "{refusal}");
+        core.forget("job0").unwrap();
+        core.now += Duration::from_secs(1);
+        seat(&mut core, 99).expect("it has left another address");
+    }
 
     /// Each change made the topology anew under the lock.
     #[test]

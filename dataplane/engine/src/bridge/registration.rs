@@ -143,7 +143,15 @@ impl Bridging<'_> {
             return Some("of a group, for which a switch speaks only to the hosts next to it");
         }
         let (neighbours, known) = (&self.own.neighbours, config.fabric.or(self.own.core_ports()));
-        let from_switch = known.contains(ingress) || neighbours.is_switch(ingress);
+        // What the topology file says of a port counts more than LLDP, which a host can send.
+        let is_of_hosts = || {
+            self.own
+                .tables
+                .guards
+                .iter()
+                .any(|guard| guard.is_of_hosts(ingress))
+        };
+        let from_switch = known.contains(ingress) || neighbours.is_switch(ingress) && !is_of_hosts();
         let port = neighbours.port(now, source)?;
         (port != ingress && !from_switch).then_some("at another port by ARP, and MRP believes addresses")
     }

@@ -38,6 +38,11 @@ impl SourceGuard {
         self.ports.contains(ingress) && self.covers(source) && !self.hosts.contains(&(ingress, source))
     }
 
+    /// Whether a port is one of hosts.
+    pub(crate) fn is_of_hosts(&self, port: PortId) -> bool {
+        self.ports.contains(port)
+    }
+
     fn covers(&self, source: Ipv4Addr) -> bool {
         let next = self.ranges.partition_point(|(first, _)| *first <= source);
         self.ranges[..next]

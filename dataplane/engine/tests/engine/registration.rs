@@ -2,7 +2,7 @@
 
 use core::net::Ipv4Addr;
 
-use castnet_engine::{Engine, EngineConfig, PortSet, RegistrationConfig};
+use castnet_engine::{Engine, EngineConfig, PortSet, RegistrationConfig, SourceGuard};
 use castnet_wire::mrp::DEFAULT_PORT;
 use castnet_wire::{Datagram, DropReason, Nanos};
 
@@ -122,16 +122,24 @@ fn a_packet_to_a_host_comes_in_where_arp_has_seen_its_source() {
 #[test]
 fn a_port_to_a_switch_brings_packets_of_hosts_that_arp_has_seen_elsewhere() {
     let (none, uplink) = (PortSet::default(), PortSet::from_iter([port(2)]));
-    for (fabric, core_ports, is_lldp, is_uplink) in [
-        (none, none, false, false),
-        (uplink, none, false, true),
-        (none, uplink, false, true),
-        (none, none, true, true),
+    for (fabric, core_ports, is_lldp, is_of_hosts, is_uplink) in [
+        (none, none, false, false, false),
+        (uplink, none, false, false, true),
+        (none, uplink, false, false, true),
+        (none, none, true, false, true),
+        // The topology file has a host there.
+        (none, none, true, true, false),
+        (uplink, none, true, true, true),
     ] {
         let mut config = registering().config().clone();
         config.core_ports = core_ports;
         config.registration.as_mut().unwrap().fabric = fabric;
         let mut e = Engine::new(config).unwrap();
+        if is_of_hosts {
+            let mut tables = tables(1, [], &[], (0..3).map(port));
+            tables.guards = [SourceGuard::new([(port(2), host_ip(2))], Vec::new())].into();
+            e.set_tables(T0, tables.into());
+        }
         meet(&mut e);
         if is_lldp {
             feed(&mut e, T0, 2, &crate::floods::lldp("p1", "s2", 120));
@@ -140,7 +148,7 @@ fn a_port_to_a_switch_brings_packets_of_hosts_that_arp_has_seen_elsewhere() {
         assert_eq!(
             sent.len(),
             usize::from(is_uplink),
-            "{fabric:?} {core_ports:?} {is_lldp}"
+            "{fabric:?} {core_ports:?} {is_lldp} {is_of_hosts}"
         );
         // Between a switch and its host there is no other switch.
         assert_eq!(feed(&mut e, T0, 2, &to_host(2, GROUP.into(), DEFAULT_PORT)), []);

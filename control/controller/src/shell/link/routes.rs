@@ -89,7 +89,7 @@ impl Link {
         match call(within, client.set_source_guard(guard.clone())).await {
             // An older switch has none.
             Err(SwitchError::Refused(status)) if status.code() == Code::Unimplemented => {
-                if guard != v1::SetSourceGuardRequest::default() {
+                if !guard.prefixes.is_empty() {
                     let switch = &self.config.name;
                     tracing::warn!(
                         switch,
@@ -105,11 +105,11 @@ impl Link {
 }
 
 /// A host whose address the file does not have may be within a prefix, as McstIDs can be taken from subnets of hosts. A port that the file does
-/// not name may lead to a core.
+/// not name may lead to a core. Without prefixes, the ports of hosts matter for MRP.
 fn guard(file: &Topology, switch: &str) -> v1::SetSourceGuardRequest {
     let prefixes: Vec<Ipv4Net> = file.switches().filter_map(|s| s.mcst_prefix).collect();
     let is_castnet = file.switch(switch).is_some_and(|s| s.kind == SwitchKind::Castnet);
-    if prefixes.is_empty() || !is_castnet {
+    if !is_castnet {
         return v1::SetSourceGuardRequest::default();
     }
     let hosts = file.neighbours(switch).into_iter().filter_map(|neighbour| {
@@ -124,5 +124,20 @@ fn guard(file: &Topology, switch: &str) -> v1::SetSourceGuardRequest {
     v1::SetSourceGuardRequest {
         hosts: hosts.collect(),
         prefixes: prefixes.iter().map(Ipv4Net::to_string).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// MRP believed LLDP at ports of hosts where no group passes routers.
+    #[test]
+    fn a_switch_learns_which_ports_are_of_hosts_also_without_prefixes() {
+        let file = Topology::leaf_spine(2, 1, 2).unwrap();
+        let guard = guard(&file, "leaf0");
+        assert!(guard.prefixes.is_empty());
+        let ports: Vec<u32> = guard.hosts.iter().map(|host| host.port).collect();
+        assert_eq!(ports, [0, 1]);
     }
 }

@@ -1,7 +1,7 @@
 //! What is derived from the facts, kept as long as it is true. A change of a switch or of a host that the file has is
 //! taken over into the topology; other changes make it anew when it is next needed.
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::mem::replace;
 use std::net::Ipv4Addr;
 use std::ops::Deref;
@@ -203,8 +203,6 @@ impl Facts {
         {
             return false;
         }
-        let ips: HashSet<Ipv4Addr> = self.hosts.values().map(|host| host.ip).collect();
-        let macs: HashSet<[u8; 6]> = self.hosts.values().map(|host| host.mac).collect();
         // Of switches, the first report counts; of hosts, the order says nothing.
         let switches = |report: &SwitchReport| -> Vec<(u8, Who)> {
             let each = report.neighbours.iter().map(|n| (n.port, n.who.clone()));
@@ -213,7 +211,7 @@ impl Facts {
         };
         let hosts = |report: &SwitchReport| -> BTreeSet<(u8, Ipv4Addr, [u8; 6])> {
             let each = report.neighbours.iter().filter_map(|n| match n.who {
-                Who::Host { ip, mac } if ips.contains(&ip) || macs.contains(&mac) => Some((n.port, ip, mac)),
+                Who::Host { ip, mac } if self.has_reported(ip, mac) => Some((n.port, ip, mac)),
                 _ => None,
             });
             each.collect()
@@ -419,6 +417,34 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    proptest! {
+        /// All known hosts were gone through at each report, under the lock: a host changes its ARP at will.
+        #[test]
+        fn who_has_reported_is_found_without_going_through_all(
+            filed in any::<bool>(),
+            changes in proptest::collection::vec((0u8..6, proptest::option::of((0u8..6, 0u8..6))), 0..12),
+            (ip, mac) in (0u8..6, 0u8..6),
+        ) {
+            let mut file = filed.then(|| Topology::leaf_spine(2, 1, 2).unwrap());
+            if let Some(file) = &mut file {
+                file.add_host("h5", Some([10, 9, 0, 5].into()), Some([2, 9, 0, 0, 0, 5])).unwrap();
+            }
+            let mut facts = Facts::new(file, (0..3).map(switch), []);
+            for (host, at) in changes {
+                let name = format!("h{host}");
+                let record = at.map(|(ip, mac)| HostRecord {
+                    name: name.clone(),
+                    ip: [10, 9, 0, ip].into(),
+                    mac: [2, 9, 0, 0, 0, mac],
+                });
+                facts.set(&name, record);
+            }
+            let (ip, mac) = (Ipv4Addr::from([10, 9, 0, ip]), [2, 9, 0, 0, 0, mac]);
+            let slowly = facts.hosts.values().any(|host| host.ip == ip || host.mac == mac);
+            prop_assert_eq!(facts.has_reported(ip, mac), slowly);
         }
     }
 
