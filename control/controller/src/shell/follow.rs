@@ -33,17 +33,20 @@ impl Locked<'_> {
             .followers
             .upgrade()
             .and_then(|all| all.downcast::<Signals>().ok());
-        let signals = others.unwrap_or_else(|| {
-            let signals = Arc::new(Signals {
-                changes: watch::Sender::new(()),
-                news: watch::Sender::new(entry.record().kind.behaviour().news(entry)),
-            });
-            if let Some(entry) = self.groups.get_mut(group) {
+        let signals = match others {
+            Some(signals) => signals,
+            None => {
+                let signals = Arc::new(Signals {
+                    changes: watch::Sender::new(()),
+                    news: watch::Sender::new(entry.record().kind.behaviour().news(entry)),
+                });
                 let followers = Arc::downgrade(&signals);
-                entry.followers = followers;
+                if let Some(entry) = self.groups.get_mut(group) {
+                    entry.followers = followers;
+                }
+                signals
             }
-            signals
-        });
+        };
         Ok(Follow {
             group: group.into(),
             changes: signals.changes.subscribe(),

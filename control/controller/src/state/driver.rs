@@ -86,8 +86,13 @@ impl Core {
         let phase = entry.record().phase;
         let is_due = match &entry.work {
             None => phase.needs_driver(),
-            // Whoever ends the group does not wait for reports.
-            Some(work) => matches!(work.step, Step::Reported(_)) && phase != Phase::Installing,
+            Some(work) => match work.step {
+                // What has changed since is to be on disk, too.
+                Step::Stored => true,
+                // Whoever ends the group does not wait for reports.
+                Step::Reported(_) => phase != Phase::Installing,
+                _ => false,
+            },
         };
         if is_due {
             self.go_on_when_stored(name);

@@ -67,7 +67,8 @@ impl World {
                 Effect::Plan(planning) => self.plans.push(planning),
                 Effect::Sync(asked) => {
                     let now = self.core.group(&asked.group).unwrap().record();
-                    let of = |r: &Record| (r.phase, r.generation, r.plan.is_some());
+                    let is_removed = |r: &Record| matches!(r.phase, Phase::Removing(_));
+                    let of = |r: &Record| (is_removed(r), r.generation, r.plan.is_some());
                     assert_eq!(self.stored.get(&asked.group).map(of), Some(of(now)));
                     self.asked.push(asked);
                 }
@@ -236,6 +237,8 @@ enum Act {
     Unreachable(usize),
     NoRoom(usize),
     Down(usize),
+    /// It has not reported yet.
+    Silent(usize),
     Up(usize),
     Pass(u64),
 }
@@ -256,6 +259,7 @@ fn act() -> impl Strategy<Value = Act> {
         1 => any().prop_map(Act::Unreachable),
         1 => any().prop_map(Act::NoRoom),
         1 => switch().prop_map(Act::Down),
+        1 => switch().prop_map(Act::Silent),
         2 => switch().prop_map(Act::Up),
         3 => prop_oneof![Just(0), 1..20_000u64].prop_map(Act::Pass),
     ]
@@ -285,6 +289,9 @@ fn apply(world: &mut World, act: &Act) {
             let down = Reach::Down("it is silent".into());
             world.core.facts.set_reach(SWITCHES[switch], down);
             world.core.reported();
+        }
+        Act::Silent(switch) => {
+            world.core.facts.set_reach(SWITCHES[switch], Reach::Unknown);
         }
         Act::Up(switch) => {
             world.core.facts.set_reach(SWITCHES[switch], Reach::Up);
@@ -374,10 +381,7 @@ fn switches_are_asked_from_the_leaves_up_and_from_the_top_down() {
 #[test]
 fn a_group_that_waits_for_reports_ends_at_once() {
     let mut world = World::new();
-    world
-        .core
-        .facts
-        .set_reach("spine0", Reach::Down("it is silent".into()));
+    world.core.facts.set_reach("spine0", Reach::Unknown);
     world.join("a", 0);
     world.join("a", 1);
     step(&mut world);
@@ -395,10 +399,7 @@ fn a_group_that_waits_for_reports_ends_at_once() {
 #[test]
 fn reports_are_waited_for_until_the_time_is_over() {
     let mut world = World::new();
-    world
-        .core
-        .facts
-        .set_reach("spine0", Reach::Down("it is silent".into()));
+    world.core.facts.set_reach("spine0", Reach::Unknown);
     world.join("a", 0);
     world.join("a", 1);
     step(&mut world);
@@ -426,20 +427,21 @@ fn reports_are_waited_for_until_the_time_is_over() {
 /// A report that came while the group was planned is not missed.
 #[test]
 fn what_is_reported_while_a_group_is_planned_counts() {
-    let mut world = World::new();
-    world
-        .core
-        .facts
-        .set_reach("spine0", Reach::Down("it is silent".into()));
-    world.join("a", 0);
-    world.join("a", 1);
-    step(&mut world);
-    world.make_plan(0);
-    world.core.facts.set_reach("spine0", Reach::Up);
-    world.core.reported();
-    world.end_plan(0);
-    world.take();
-    assert_eq!(world.plans.len(), 1);
+    for is_new in [false, true] {
+        let mut world = World::new();
+        world.join("a", 0);
+        world.join("a", 1);
+        step(&mut world);
+        world.make_plan(0);
+        let (planning, record, _) = world.made.remove(0);
+        if is_new {
+            world.core.reported();
+        }
+        let layout = Err(NoPlan::NotYet(unreachable().failure));
+        (planning.then)(&mut world.core, record, layout);
+        world.take();
+        assert_eq!(world.plans.len(), usize::from(is_new));
+    }
 }
 
 /// The group was written off, or what called for the call was taken back, while the switch was asked.
@@ -542,6 +544,19 @@ fn step_if_staged(world: &mut World) {
         step(world);
     }
     world.take();
+}
+
+/// Once the controller stops, nothing begins.
+#[test]
+fn nothing_is_begun_after_the_end() {
+    let mut world = with_job();
+    world.core.destroy("a").unwrap();
+    world.core.journal.close();
+    let number = world.asked[0].number;
+    world.core.handle_synced("a", number, Ok(()));
+    world.core.drive("a");
+    world.pass(Duration::ZERO);
+    assert_eq!((world.asked.len(), world.plans.len()), (1, 0));
 }
 
 /// The helper of the other tests of the state does what a write does.

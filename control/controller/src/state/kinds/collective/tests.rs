@@ -14,7 +14,7 @@ use super::live::Presence;
 use super::record::{Collective, Seat};
 use crate::error::Refusal;
 use crate::state::core::Core;
-use crate::state::core::tests::{core, join};
+use crate::state::core::tests::{core, join, write};
 use crate::state::draws::Draws;
 use crate::state::effect::Effect;
 use crate::state::kinds::{Ends, GroupKind, Joining, Kind};
@@ -338,8 +338,7 @@ fn calls_of_ranks_that_end_or_begin_at_once_are_one_event() {
             .count()
     };
     let mut calls: Vec<u64> = (0..HERE).map(|rank| sit(&mut core, rank)).collect();
-    core.journal.take(|_| None).expect("they joined").end(Ok(()));
-    core.journal.under_way = None;
+    write(&mut core);
     core.notify("job");
     events(&mut core);
     for returns in [false, true, false] {
