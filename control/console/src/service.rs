@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 
 use crate::exit::{self, Failure, Outcome};
 use crate::files;
@@ -24,10 +25,7 @@ const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// Catches SIGINT and SIGTERM.
 #[derive(Debug)]
-pub struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
+pub struct Signals(watch::Receiver<()>);
 
 /// Whether a signal that was caught has asked this process to end.
 static STOPPED: AtomicBool = AtomicBool::new(false);
@@ -40,19 +38,20 @@ pub fn is_stopped() -> bool {
 impl Signals {
     /// Call it before readiness is announced: an earlier signal ends the process.
     pub fn catch() -> Outcome<Self> {
-        let mut noted = Self::listen()?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let (caught, signals) = watch::channel(());
         tokio::spawn(async move {
-            noted.any().await;
-            STOPPED.store(true, Ordering::Relaxed);
+            loop {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                }
+                STOPPED.store(true, Ordering::Relaxed);
+                caught.send_replace(());
+            }
         });
-        Self::listen()
-    }
-
-    fn listen() -> Outcome<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-        })
+        Ok(Self(signals))
     }
 
     /// Waits for the first signal. A second one ends the process by force.
@@ -79,9 +78,9 @@ impl Signals {
 
     /// Waits for a signal.
     pub async fn any(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
+        if self.0.changed().await.is_err() {
+            // The runtime ends.
+            std::future::pending().await
         }
     }
 }
