@@ -11,6 +11,8 @@ mod calls;
 mod connection;
 mod controllers;
 mod in_turn;
+#[cfg(feature = "memory")]
+pub mod memory;
 mod server;
 mod socket;
 mod tls;
@@ -183,6 +185,12 @@ pub async fn connect(address: &Address, security: &Security) -> Result<Channel, 
                 allow_plaintext(address, security, &all)?;
                 let first = all.first().map(|a| format!("http://{a}")).unwrap_or_default();
                 endpoint(address, first)?.connect().await
+            }
+            #[cfg(feature = "memory")]
+            Address::Unix(path) if memory::is_here() => {
+                endpoint(address, "http://memory".into())?
+                    .connect_with_connector(memory::Connector(path.clone()))
+                    .await
             }
             Address::Unix(path) => {
                 endpoint(address, format!("unix://{}", path.display()))?

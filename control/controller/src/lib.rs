@@ -29,7 +29,6 @@ pub mod store;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
 use castnet_proto::access::{Access, check_roles, guard, serve};
 use castnet_proto::audit::AuditLog;
@@ -280,7 +279,12 @@ async fn begin(
         address: address.to_string(),
         in_memory: config.store.is_none() && config.etcd.is_none(),
     };
-    let core = Core::new(config.clone(), stored, Instant::now(), draw());
+    let core = Core::new(
+        config.clone(),
+        stored,
+        tokio::time::Instant::now().into_std(),
+        draw(),
+    );
     let shared = Arc::new(Shared::new(config, term, lead, core));
     // It ends by itself, after the last write.
     let writer = shared

@@ -10,7 +10,7 @@ use std::{fmt, io};
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinHandle};
@@ -147,7 +147,9 @@ pub async fn serve(address: &Address, security: &Security, routes: Routes) -> Re
     Ok(Listener::bind(address, security).await?.serve(routes))
 }
 
-type Socket = Either<Either<TcpStream, UnixStream>, TlsStream<TcpStream>>;
+/// The last is for tests and simulations.
+type Local = Either<UnixStream, DuplexStream>;
+type Socket = Either<Either<TcpStream, Local>, TlsStream<TcpStream>>;
 type Sockets = Pin<Box<dyn Stream<Item = io::Result<(Socket, Peer, Option<Share>)>> + Send>>;
 
 /// The client of a connection. An extension of each of its requests, as `Arc<Peer>`.
@@ -202,6 +204,25 @@ async fn bind(address: &Address, security: &Security) -> Result<(Sockets, Addres
             };
             Ok((sockets, Address::tcp(*tls, bound)))
         }
+        #[cfg(feature = "memory")]
+        Address::Unix(path) if super::memory::is_here() => {
+            let not_here = || Err(io::ErrorKind::NotFound.into());
+            let sockets = super::memory::listen(path)
+                .unwrap_or_else(not_here)
+                .map_err(failed)?;
+            let peer = Peer {
+                address: "memory".into(),
+                names: None,
+            };
+            let sockets = sockets.map(move |socket| {
+                Ok((
+                    Either::Left(Either::Right(Either::Right(socket))),
+                    peer.clone(),
+                    None,
+                ))
+            });
+            Ok((Box::pin(sockets), address.clone()))
+        }
         Address::Unix(path) => {
             let (listener, file) = socket::bind(path, &security.socket).map_err(failed)?;
             let sockets = UnixListenerStream::new(listener)
@@ -210,7 +231,7 @@ async fn bind(address: &Address, security: &Security) -> Result<(Sockets, Addres
                     let _until_the_end = &file;
                     let socket = socket?;
                     let peer = Peer::of_unix(&socket);
-                    Ok((Either::Left(Either::Right(socket)), peer, None))
+                    Ok((Either::Left(Either::Right(Either::Left(socket))), peer, None))
                 });
             Ok((Box::pin(sockets), address.clone()))
         }

@@ -133,7 +133,8 @@ impl Shared {
 
     pub(crate) fn lock(self: &Arc<Self>) -> Locked<'_> {
         let mut core = self.core.lock();
-        core.now = Instant::now();
+        // The clock of the tasks, which stands still in tests.
+        core.now = tokio::time::Instant::now().into_std();
         core.unix_ns = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |d| d.as_nanos() as u64);

@@ -31,7 +31,7 @@ fn are_fine(created: &[(String, Result<(), Status>)]) -> bool {
 }
 
 /// While one call is under way, others ask: they are the next call. One that is refused is refused alone.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_asked_for_meanwhile_goes_out_together() {
     let mut lab = Lab::two_tiers().await;
     let (planned, mut told) = mpsc::unbounded_channel();
@@ -70,7 +70,7 @@ async fn what_is_asked_for_meanwhile_goes_out_together() {
 }
 
 /// A restarted switch gets more groups than one call takes, of which it refuses one: that one is degraded, and says why.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_restarted_switch_gets_many_groups_in_few_calls() {
     let mut lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -91,7 +91,7 @@ async fn a_restarted_switch_gets_many_groups_in_few_calls() {
 
 /// The switch's agent is gone in the middle of a call with many rules: some are there, and none is reported to be. All
 /// come about when it is back, and none twice.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_switch_lost_in_the_middle_of_many_gets_the_rest_later() {
     let mut lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -117,7 +117,7 @@ async fn a_switch_lost_in_the_middle_of_many_gets_the_rest_later() {
 }
 
 /// The controller is killed while a call with many rules is under way: the next one finishes all of them.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_controller_killed_in_the_middle_of_many_finishes_them() {
     let lab = Lab::two_tiers().await;
     let (gate, mut waits) = lab.switch("leaf0").hold();

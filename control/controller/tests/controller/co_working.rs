@@ -76,7 +76,7 @@ fn is_full(lab: &Lab, switch: &str, is_full: bool) {
         .with(|toy| toy.refuse = is_full.then(|| Status::resource_exhausted("full")));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn receivers_whose_switch_refuses_are_outside_and_the_others_run() {
     let lab = Lab::two_tiers().await;
     is_full(&lab, "leaf1", true);
@@ -113,7 +113,7 @@ async fn receivers_whose_switch_refuses_are_outside_and_the_others_run() {
     assert_eq!((state.generation, state.members[2].phase()), (before, Expected));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_receiver_that_is_not_reached_from_host_to_host_is_lost() {
     for loss in [MemberLoss::Evict, MemberLoss::Fail] {
         let lab = Lab::two_tiers().await;
@@ -153,7 +153,7 @@ async fn a_receiver_that_is_not_reached_from_host_to_host_is_lost() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn all_are_in_the_tree_again_when_the_network_is_well() {
     let lab = Lab::two_tiers().await;
     is_full(&lab, "leaf1", true);
@@ -172,7 +172,7 @@ async fn all_are_in_the_tree_again_when_the_network_is_well() {
 }
 
 /// A source that does not wait for them, a receiver that takes nothing from others, and nobody in the tree who passes anything on.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_whose_members_do_not_co_work_is_installed_for_all_or_none() {
     for not in ["h0", "h3", "h1"] {
         let lab = Lab::two_tiers().await;
@@ -187,7 +187,7 @@ async fn a_group_whose_members_do_not_co_work_is_installed_for_all_or_none() {
 }
 
 /// When the last receiver in the tree goes, there is nobody to pass the stream on: the group waits for its members again.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn without_receivers_in_the_tree_a_group_ends() {
     let lab = Lab::two_tiers().await;
     is_full(&lab, "leaf1", true);
@@ -202,7 +202,7 @@ async fn without_receivers_in_the_tree_a_group_ends() {
 }
 
 /// Nothing flows before the group runs, so what a member says of its receiver then takes out nobody.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_member_lost_before_the_group_runs_neither_fails_nor_evicts() {
     for loss in [MemberLoss::Evict, MemberLoss::Fail] {
         let lab = Lab::two_tiers().await;

@@ -38,7 +38,7 @@ fn conflict(mcst_id: &str, generation: u64, said: v1::Disagreement) -> v1::agent
 }
 
 /// A rank that was stopped for longer than its lease comes to hear of it, and does not get between those that join again.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_rank_that_comes_back_too_late_is_told_and_joins_nothing() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -117,7 +117,7 @@ async fn a_rank_that_comes_back_too_late_is_told_and_joins_nothing() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn ranks_that_disagree_are_told_who_said_what_and_get_a_new_generation() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -167,7 +167,7 @@ async fn ranks_that_disagree_are_told_who_said_what_and_get_a_new_generation() {
 }
 
 /// Where nobody joins again, the memory is free when the longest lease is over, and the group is forgotten.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_broken_group_that_nobody_wants_any_more_is_cleaned_up() {
     let mut lab = Lab::two_tiers().await;
     lab.config.timeouts.linger = std::time::Duration::from_millis(1);
@@ -212,7 +212,7 @@ async fn a_broken_group_that_nobody_wants_any_more_is_cleaned_up() {
     assert!(lab.placed().is_empty());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_switch_that_restarts_fails_the_group_by_name() {
     let mut lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -229,7 +229,7 @@ async fn a_switch_that_restarts_fails_the_group_by_name() {
 }
 
 /// A switch that is only out of reach may well go on: the group stays active, and the ranks hear of it.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_switch_out_of_reach_fails_nothing() {
     let mut lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -274,7 +274,7 @@ fn stalled(mcst_id: &str, ranks: &[u32]) -> v1::agent_event::Event {
     })
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn stalls_reach_ranks_and_operators_by_name() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -303,7 +303,7 @@ async fn stalls_reach_ranks_and_operators_by_name() {
 }
 
 /// A switch that reports no more waits no more.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_stall_that_is_not_reported_again_is_over() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -316,7 +316,7 @@ async fn a_stall_that_is_not_reported_again_is_over() {
 }
 
 /// What a switch says of a generation that is over says nothing about the one that runs.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn late_reports_of_an_old_generation_change_nothing() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -357,7 +357,7 @@ async fn late_reports_of_an_old_generation_change_nothing() {
 }
 
 /// Its connection is of the next generation: the switches go on telling the others why the present one is over.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_rank_that_joined_again_and_goes_ends_nothing_of_the_generation_before() {
     for leaves in [true, false] {
         let lab = Lab::two_tiers().await;

@@ -33,7 +33,7 @@ fn full() -> Status {
     )
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_switch_that_refuses_for_lack_of_room_is_passed_by_aloud() {
     let lab = two_spines().await;
     lab.switch("spine0").with(|t| t.refuse = Some(full()));
@@ -59,7 +59,7 @@ async fn a_switch_that_refuses_for_lack_of_room_is_passed_by_aloud() {
     assert_eq!(spine(&lab), "spine0");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn where_there_is_no_other_place_all_refusals_are_told() {
     let lab = two_spines().await;
     for spine in ["spine0", "spine1"] {
@@ -80,7 +80,7 @@ async fn where_there_is_no_other_place_all_refusals_are_told() {
 }
 
 /// The switch has less memory than it said: half of the slots fit, or those of Mode-III, and need no other place.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_switch_short_of_memory_gets_fewer_slots() {
     let lab = Lab::two_tiers().await;
     lab.switch("spine0").with(|t| t.slots_max = Some(128));
@@ -115,7 +115,7 @@ pub(crate) fn set_link(switch: &Switch, port: u32, up: bool) {
     switch.tell();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_link_of_the_tree_that_stays_down_fails_the_group_by_name_and_another_tree_is_found() {
     let mut lab = two_spines().await;
     lab.config.timeouts.link = Duration::from_millis(30);
@@ -141,7 +141,7 @@ async fn a_link_of_the_tree_that_stays_down_fails_the_group_by_name_and_another_
 }
 
 /// Within the grace time it is only said.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_link_that_comes_back_fails_nothing() {
     let mut lab = Lab::two_tiers().await;
     lab.config.timeouts.link = Duration::from_secs(600);
@@ -163,7 +163,7 @@ async fn a_link_that_comes_back_fails_nothing() {
     assert_eq!(lab.placed(), ["leaf0 job.1", "leaf1 job.1", "spine0 job.1"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_rank_whose_link_stays_down_is_named() {
     let mut lab = Lab::two_tiers().await;
     lab.config.timeouts.link = Duration::from_millis(30);
@@ -190,7 +190,7 @@ async fn a_rank_whose_link_stays_down_is_named() {
     assert!(shown(&client, "job").await.is_some() && lab.placed().is_empty());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn memory_is_reserved_per_switch_and_a_shortage_is_named() {
     let lab = Lab::new(Topology::leaf_spine(2, 2, 2).unwrap()).await;
     let (needed, fewest) = leaf_memory(&lab).await;
@@ -227,7 +227,7 @@ async fn memory_is_reserved_per_switch_and_a_shortage_is_named() {
 }
 
 /// Where memory is short a group gets the fewest slots that it can do with, and all are told how many that is.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_has_fewer_slots_where_memory_is_short() {
     let lab = Lab::two_tiers().await;
     let (needed, fewest) = leaf_memory(&lab).await;
@@ -248,7 +248,7 @@ async fn a_group_has_fewer_slots_where_memory_is_short() {
 }
 
 /// Where Mode-II has no room, a group whose ranks name no mode is in Mode-III, and all are told why.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_is_in_mode_three_where_mode_two_has_no_memory() {
     let lab = Lab::two_tiers().await;
     let (_, fewest) = leaf_memory(&lab).await;
@@ -272,7 +272,7 @@ async fn a_group_is_in_mode_three_where_mode_two_has_no_memory() {
 }
 
 /// The mode that the ranks ask for is that of the rule of each switch.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_is_in_the_mode_that_its_ranks_ask_for() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -318,7 +318,7 @@ async fn leaf_memory(lab: &Lab) -> (u64, u64) {
     (needed, fewest)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_switch_has_the_last_word() {
     let lab = Lab::two_tiers().await;
     lab.switch("leaf0")
@@ -336,7 +336,7 @@ async fn a_switch_has_the_last_word() {
     assert!(lab.placed().is_empty(), "all switches or none");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_cannot_be_placed_is_refused_at_creation() {
     let lab = Lab::two_tiers().await;
     lab.switch("spine0").set_memory(1000);

@@ -10,7 +10,7 @@ use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase::{Active, Failed, Waiting};
 
 /// Traffic goes on without a controller: ranks that come back are at their places, and no switch is told anything.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn ranks_that_come_back_to_a_new_controller_are_at_their_places() {
     let lab = Lab::two_tiers().await;
     let (controller, client) = lab.start().await;
@@ -40,7 +40,7 @@ async fn ranks_that_come_back_to_a_new_controller_are_at_their_places() {
 }
 
 /// Where they do not come back, the group is taken off the switches.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn ranks_that_died_with_the_controller_leave_nothing_behind() {
     let mut lab = Lab::two_tiers().await;
     lab.config.timeouts.linger = std::time::Duration::from_millis(1);
@@ -64,7 +64,7 @@ async fn ranks_that_died_with_the_controller_leave_nothing_behind() {
 }
 
 /// Nor does a job that had failed before, while it was still shown.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_failed_job_ends_also_after_a_restart() {
     let mut lab = Lab::two_tiers().await;
     lab.config.timeouts.linger = std::time::Duration::from_secs(3600);
@@ -138,7 +138,7 @@ async fn a_rank_that_lives_outlasts_a_failover_and_one_that_died_is_put_out() {
 
 /// Killed at each point of an installation: the next controller finishes it when the ranks are back, and each switch was
 /// told once.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn killed_at_any_point_of_an_installation_it_finishes() {
     let installed = ["leaf1", "spine0", "leaf0"].map(|s| Checkpoint::Installed(s.into()));
     let points = [Checkpoint::Joined, Checkpoint::Planned];
@@ -165,7 +165,7 @@ async fn killed_at_any_point_of_an_installation_it_finishes() {
 }
 
 /// Killed while it gathers: those that were in need not be waited for if they come back.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_that_gathers_gathers_on() {
     let lab = Lab::two_tiers().await;
     let (controller, client) = lab.start().await;
@@ -181,7 +181,7 @@ async fn a_group_that_gathers_gathers_on() {
 }
 
 /// A switch loses its part while the controller is away: found out when both are back.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_part_that_was_lost_meanwhile_is_found_out() {
     let mut lab = Lab::two_tiers().await;
     let (controller, client) = lab.start().await;

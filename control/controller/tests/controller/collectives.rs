@@ -8,7 +8,7 @@ use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase::{Active, Failed, Removing, Waiting};
 use tonic::Code;
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn ranks_join_switches_confirm_and_destruction_leaves_nothing() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -108,11 +108,11 @@ async fn ranks_join_switches_confirm_and_destruction_leaves_nothing() {
 }
 
 /// A rank of 1,024 gets at most one state per second while others come and go, and the end of the group at once.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_rank_of_many_learns_of_the_others_together_and_of_the_end_at_once() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
-    let began = std::time::Instant::now();
+    let began = tokio::time::Instant::now();
     let mut first = Rank::join(&client, lab.rank("job", 0, 1024, 17)).await;
     for _ in 0..4 {
         for rank in 1..4 {
@@ -136,7 +136,7 @@ async fn a_rank_of_many_learns_of_the_others_together_and_of_the_end_at_once() {
     assert_eq!(states.last(), Some(&Removing));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_rank_whose_lease_runs_out_fails_the_group_by_name_and_frees_its_memory() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -181,7 +181,7 @@ async fn a_rank_whose_lease_runs_out_fails_the_group_by_name_and_frees_its_memor
     assert_eq!(lab.switch("spine0").changes(), ["+job.1", "-job.1", "+job.2"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_rank_that_comes_back_within_its_lease_is_at_its_place() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -211,7 +211,7 @@ async fn a_rank_that_comes_back_within_its_lease_is_at_its_place() {
 }
 
 /// A rank goes while switches are being told: the others wait for the next generation, without a failure.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_rank_that_goes_before_the_group_is_active_is_waited_for() {
     let lab = Lab::two_tiers().await;
     let (gate, mut told) = lab.switch("leaf0").hold();
@@ -241,7 +241,7 @@ async fn a_rank_that_goes_before_the_group_is_active_is_waited_for() {
     assert_eq!(lab.placed(), ["leaf0 job.2", "leaf1 job.2", "spine0 job.2"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_that_was_created_first_settles_its_shape_and_outlives_its_ranks() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -342,7 +342,7 @@ async fn a_group_that_was_created_first_settles_its_shape_and_outlives_its_ranks
 }
 
 /// A group that ranks made is forgotten when the last has left; it never failed.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn ranks_that_leave_end_the_group_without_a_failure() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -364,7 +364,7 @@ async fn ranks_that_leave_end_the_group_without_a_failure() {
     assert!(lab.placed().is_empty());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn bad_requests_are_refused_whole() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -446,7 +446,7 @@ async fn bad_requests_are_refused_whole() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn blobs_are_exchanged_between_the_ranks_of_a_job() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;

@@ -44,7 +44,7 @@ fn records_are_stored_as_they_were() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_exported_is_imported_and_exported_again_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let before = entries().await;
@@ -103,7 +103,7 @@ async fn what_is_exported_is_imported_and_exported_again_the_same() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_document_with_faults_is_refused_whole() {
     let good = document(&entries().await);
     let store = MemoryStore::default();
@@ -151,7 +151,7 @@ fn change(entries: &mut Entries, table: Table, name: &str, change: impl FnOnce(&
 }
 
 /// What is JSON and no record would keep the whole document from being imported.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_export_leaves_out_what_is_no_record_and_can_be_imported() {
     let mut entries = entries().await;
     let first = |table: Table| {
@@ -176,7 +176,7 @@ async fn an_export_leaves_out_what_is_no_record_and_can_be_imported() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn all_contradictions_of_entries_are_reported() {
     let mut entries = entries().await;
     let names = |table: Table| {
@@ -238,7 +238,7 @@ async fn all_contradictions_of_entries_are_reported() {
 }
 
 /// What no call accepts, no document brings in.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_record_that_no_call_creates_is_refused() {
     fn settings(group: &mut Value) -> &mut Value {
         let mut kinds = group["kind"].as_object_mut().unwrap().values_mut();
@@ -339,7 +339,7 @@ async fn a_record_that_no_call_creates_is_refused() {
 }
 
 /// Switches know the groups of a controller by its owner.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_store_with_groups_has_an_owner() {
     let mut entries = entries().await;
     change(&mut entries, Table::Meta, "owner", |owner| *owner = "".into());

@@ -87,7 +87,7 @@ fn cores(lab: &Lab, switch: &str, group: &str) -> Vec<Option<String>> {
 }
 
 /// The rule is in the router before the source's switch sends to it, receivers' switches keep theirs, and all outlives restarts of both.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_gets_a_rule_in_the_core_and_then_one_copy_of_its_source() {
     let mut lab = Lab::new(star("239.200.0.0/24")).await;
     let foreign = operators();
@@ -137,7 +137,7 @@ async fn a_group_gets_a_rule_in_the_core_and_then_one_copy_of_its_source() {
 
 /// Routers that refuse, are away, or have no address left: groups stay with the addresses of the static core, and one that waits for a router
 /// is refined when that comes.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_that_no_router_takes_stays_as_it_is() {
     let mut lab = Lab::new(star("239.200.0.0/31")).await;
     lab.switch("core")
@@ -190,7 +190,7 @@ async fn a_group_that_no_router_takes_stays_as_it_is() {
 }
 
 /// Two controllers with one router: each leaves the routes of the other there, and its groups get other addresses.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn routes_of_another_controller_stay_until_they_are_purged() {
     let lab = Lab::new(star("239.200.0.0/31")).await;
     let foreign = v1::Route {
@@ -223,7 +223,7 @@ async fn routes_of_another_controller_stay_until_they_are_purged() {
 }
 
 /// Packing (PEEL 3.2): fewer copies, and switches without members that get some. With one copy there is nothing to refine.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_with_few_copies_says_which_switches_get_them_for_nothing() {
     let lab = Lab::new(star("239.200.0.0/24")).await;
     let (controller, client) = lab.start().await;
@@ -303,7 +303,7 @@ fn has(lab: &Lab, relays: &Relays, relaying: &Relaying) -> bool {
 }
 
 /// ToRs get their routes, each relay fails in turn: by a port without link, or dead. Of two, one is recovered from.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn relays_get_their_routes_and_those_of_a_failed_one_move() {
     let mut lab = Lab::new(shufflecast()).await;
     lab.config.timeouts.link = Duration::from_millis(100);

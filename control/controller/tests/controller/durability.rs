@@ -222,14 +222,14 @@ async fn what_was_answered_is_there(open: &Open, faulty: bool, seed: u64) {
     controller.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_was_answered_is_there_in_memory() {
     for seed in seeds(2) {
         what_was_answered_is_there(&memory(), false, seed).await;
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_was_answered_is_there_in_redb() {
     for seed in seeds(2) {
         let folder = tempfile::tempdir().unwrap();
@@ -237,7 +237,7 @@ async fn what_was_answered_is_there_in_redb() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_was_answered_is_there_though_the_store_fails() {
     for seed in seeds(3) {
         what_was_answered_is_there(&memory(), true, seed).await;
@@ -256,7 +256,7 @@ async fn lab_with_faults() -> (Lab, FaultyStore, Controller, Client) {
 }
 
 /// While a change is being written, no answer, no event and no switch knows of it; where it is not written, none ever does.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn nobody_sees_a_change_before_it_is_written() {
     let (lab, store, _controller, mut client) = lab_with_faults().await;
     let mut events = Events::of(&client).await;
@@ -291,7 +291,7 @@ async fn nobody_sees_a_change_before_it_is_written() {
 }
 
 /// What comes while a batch is being written is written together.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn changes_that_come_at_once_are_written_at_once() {
     const GROUPS: usize = 64;
     let (_lab, store, _controller, mut client) = lab_with_faults().await;
@@ -325,7 +325,7 @@ async fn changes_that_come_at_once_are_written_at_once() {
 
 /// A switch has told what it has, and is brought to what it should have, while groups end. What they have there stays the work of
 /// their drivers: they were forgotten, and their rules stayed. Who comes first after a write is by chance, hence several groups.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn groups_that_end_while_a_switch_is_reconciled_leave_nothing_there() {
     let (lab, store, controller, mut client) = lab_with_faults().await;
     let names: Vec<String> = (0..8).map(|n| format!("g{n}")).collect();
@@ -359,7 +359,7 @@ async fn groups_that_end_while_a_switch_is_reconciled_leave_nothing_there() {
 
 /// Each commit of an installation and of a removal fails once: what was refused leaves nothing behind, and what was not is
 /// done all the same.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn whichever_write_fails_a_group_comes_and_goes() {
     for number in 1..8 {
         let (lab, store, _controller, mut client) = lab_with_faults().await;
@@ -398,7 +398,7 @@ async fn whichever_write_fails_a_group_comes_and_goes() {
 }
 
 /// The same of ranks: a join that cannot be written is refused, and the ranks that try again meet.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn whichever_write_fails_ranks_meet() {
     for number in 1..8 {
         let (lab, store, _controller, client) = lab_with_faults().await;
@@ -430,7 +430,7 @@ async fn whichever_write_fails_ranks_meet() {
 
 /// What happens only once and that no client waits for (a switch's report, a call that ended, a switch that is lost) is
 /// written though the first writes fail.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_reported_once_is_not_lost_with_a_write() {
     let (mut lab, store, _controller, mut client) = lab_with_faults().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
@@ -478,7 +478,7 @@ async fn what_is_reported_once_is_not_lost_with_a_write() {
 }
 
 /// Only probes reach a store that fails, whatever happens; when it works again, nothing is missing.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_store_that_fails_is_left_alone() {
     let (mut lab, store, _controller, mut client) = lab_with_faults().await;
     let names: Vec<String> = (0..40).map(|n| format!("g{n}")).collect();

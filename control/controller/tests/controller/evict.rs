@@ -25,7 +25,7 @@ fn rule(lab: &Lab, switch: &str) -> (u64, Option<u32>, Vec<String>) {
 }
 
 /// Its queue pairs and PSNs stay: switches learn where the stream is.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_goes_on_without_a_receiver() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -61,7 +61,7 @@ async fn a_group_goes_on_without_a_receiver() {
 }
 
 /// Also where the controller is another process then.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_switch_that_cannot_be_reached_learns_of_it_when_it_returns() {
     for restarts in [false, true] {
         let mut lab = Lab::two_tiers().await;
@@ -87,7 +87,7 @@ async fn a_switch_that_cannot_be_reached_learns_of_it_when_it_returns() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_does_not_wait_for_a_member_that_is_put_out() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -105,7 +105,7 @@ async fn a_group_does_not_wait_for_a_member_that_is_put_out() {
     assert_eq!(lab.placed(), ["leaf0 g.1"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_collective_group_fails_with_the_name_of_the_rank() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;

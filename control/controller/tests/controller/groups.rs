@@ -7,7 +7,7 @@ use castnet_proto::v1::GroupPhase::{Active, Failed, Installing, Registered, Remo
 use castnet_topology::Topology;
 use tonic::{Code, Status};
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn members_join_switches_confirm_and_destruction_leaves_nothing() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -90,7 +90,7 @@ async fn members_join_switches_confirm_and_destruction_leaves_nothing() {
     assert_eq!(gone.code(), Code::NotFound);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn one_switch_that_refuses_leaves_nothing_anywhere() {
     let lab = Lab::two_tiers().await;
     lab.switch("spine0")
@@ -140,7 +140,7 @@ async fn one_switch_that_refuses_leaves_nothing_anywhere() {
     assert_eq!(lab.placed(), ["leaf0 g.2", "leaf1 g.2", "spine0 g.2"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_with_all_connections_given_is_active_or_refused_whole() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -168,7 +168,7 @@ async fn a_group_with_all_connections_given_is_active_or_refused_whole() {
     assert_eq!(phase(&group), Active);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_join_whose_call_ends_is_withdrawn() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -232,7 +232,7 @@ async fn a_join_whose_call_ends_is_withdrawn() {
 
 /// A member whose call ends while the switches are being programmed: what was installed is taken back, and the others
 /// wait on.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_member_lost_during_installation_takes_it_back() {
     let lab = Lab::two_tiers().await;
     let (gate, mut waits) = lab.switch("spine0").hold();
@@ -268,7 +268,7 @@ async fn a_member_lost_during_installation_takes_it_back() {
     assert_eq!(lab.placed(), ["leaf0 g.2", "leaf1 g.2", "spine0 g.2"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_switch_that_never_answers_fails_the_group() {
     let mut lab = Lab::two_tiers().await;
     lab.config.timeouts.switch = std::time::Duration::from_secs(5);
@@ -286,7 +286,7 @@ async fn a_switch_that_never_answers_fails_the_group() {
     assert!(lab.placed().is_empty());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn without_a_file_hosts_are_found_where_they_are_seen() {
     let mut lab = Lab::new(Topology::leaf_spine(2, 1, 1).unwrap()).await;
     lab.config.topology = None;
@@ -379,7 +379,7 @@ async fn without_a_file_hosts_are_found_where_they_are_seen() {
     assert_eq!(topology.links.len(), 2);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_host_that_is_never_seen_fails_the_group_and_says_where_it_was_looked_for() {
     let mut lab = Lab::new(Topology::star(2).unwrap()).await;
     lab.config.topology = None;

@@ -40,7 +40,7 @@ fn refused(result: Result<(), Status>, code: Code, words: &str) {
     assert!(status.message().contains(words), "{status}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_host_is_forgotten_for_good_unless_a_group_names_it() {
     let lab = without_file().await;
     let (controller, mut client) = lab.start().await;
@@ -65,7 +65,7 @@ async fn a_host_is_forgotten_for_good_unless_a_group_names_it() {
         .unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_host_of_the_file_stays() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -77,7 +77,7 @@ async fn a_host_of_the_file_stays() {
 }
 
 /// A pod that is started again has a new name.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_new_name_takes_the_address_over() {
     let lab = without_file().await;
     let (controller, mut client) = lab.start().await;
@@ -92,7 +92,7 @@ async fn a_new_name_takes_the_address_over() {
 }
 
 /// As long as a group has a connection of the old name, it keeps its address: until its lease has run out.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_new_name_waits_for_the_lease_of_the_old() {
     let lab = without_file().await;
     let (_controller, mut client) = lab.start().await;

@@ -35,7 +35,7 @@ fn refused<T: std::fmt::Debug>(answer: Result<T, Status>, code: Code, field: &st
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn every_switch_gets_every_lane_and_destruction_leaves_none() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -96,7 +96,7 @@ async fn every_switch_gets_every_lane_and_destruction_leaves_none() {
     assert!(destroyed.into_inner().complete && lab.placed().is_empty());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn one_lane_without_room_leaves_nothing_anywhere() {
     let lab = Lab::two_tiers().await;
     lab.switch("spine0").with(|t| t.refuse_rule = Some("g/1".into()));
@@ -131,7 +131,7 @@ async fn one_lane_without_room_leaves_nothing_anywhere() {
     assert_eq!(lab.placed().len(), 6);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_member_brings_as_many_queue_pairs_as_there_are_lanes() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -163,7 +163,7 @@ async fn a_member_brings_as_many_queue_pairs_as_there_are_lanes() {
     refused(answer, Code::AlreadyExists, "connection.qpn");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn when_all_have_left_all_lanes_go_and_come_again() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -193,7 +193,7 @@ async fn when_all_have_left_all_lanes_go_and_come_again() {
     assert_eq!(lab.placed(), ["leaf0 g/0.2", "leaf0 g/1.2"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_restart_keeps_the_lanes_and_a_switch_gets_all_of_them_again() {
     let mut lab = Lab::two_tiers().await;
     let (controller, mut client) = lab.start().await;
@@ -218,7 +218,7 @@ async fn a_restart_keeps_the_lanes_and_a_switch_gets_all_of_them_again() {
 }
 
 /// The controller is killed when a switch has its lanes: all have them, once, when it comes back.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn killed_half_way_it_finishes_all_lanes() {
     for switch in ["leaf1", "spine0", "leaf0"] {
         let lab = Lab::two_tiers().await;
@@ -256,7 +256,7 @@ fn rank_of(lab: &Lab, rank: u32, lanes: u32) -> v1::InitGroupRequest {
     request
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn ranks_have_a_queue_pair_in_each_lane_and_switches_set_memory_aside_for_all() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -309,7 +309,7 @@ async fn ranks_have_a_queue_pair_in_each_lane_and_switches_set_memory_aside_for_
     assert!(lab.placed().is_empty());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_collective_group_is_placed_with_all_its_lanes_or_not_at_all() {
     let lab = Lab::two_tiers().await;
     lab.switch("leaf1").with(|t| t.refuse_rule = Some("job/1".into()));

@@ -114,7 +114,7 @@ fn joined(state: &v1::GroupState, generation: u64, psn: u32) -> v1::agent_event:
 }
 
 /// It is at a leaf that has no other receiver, and that served it before.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_receiver_that_was_lost_comes_back_while_the_others_go_on() {
     let lab = Lab::two_tiers().await;
     let (controller, client) = lab.start().await;
@@ -176,7 +176,7 @@ async fn a_receiver_that_was_lost_comes_back_while_the_others_go_on() {
     assert_eq!(lab.placed(), ["leaf0 g.3", "leaf1 g.3", "spine0 g.3"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn one_whose_call_ends_before_the_next_message_is_put_out() {
     for loss in [MemberLoss::Evict, MemberLoss::Fail] {
         let lab = Lab::two_tiers().await;
@@ -203,7 +203,7 @@ async fn one_whose_call_ends_before_the_next_message_is_put_out() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn refusals_name_the_reason() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -231,7 +231,7 @@ async fn refusals_name_the_reason() {
 }
 
 /// leaf1 goes on serving h3 by its old rule, and gets the new one late: one that joins now would be carried on from a rule that leaf1 never had.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_late_join_waits_while_switches_are_being_changed() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -262,7 +262,7 @@ async fn add(client: &Client, group: &str, host: &str) -> Result<v1::AddMemberRe
 }
 
 /// It was no member when the group was created. Nothing changes for the others before it joins.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_new_member_joins_the_running_stream() {
     let lab = Lab::two_tiers().await;
     let (controller, client) = lab.start().await;
@@ -287,7 +287,7 @@ async fn a_new_member_joins_the_running_stream() {
     becomes(&client, &[Joined; 3]).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_waits_for_a_new_member() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -307,7 +307,7 @@ async fn a_group_waits_for_a_new_member() {
     assert_eq!(lab.placed(), ["leaf0 g.1", "leaf1 g.1", "spine0 g.1"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_cannot_be_added_is_named() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -340,7 +340,7 @@ fn cores(lab: &Lab, switch: &str) -> Vec<(String, String)> {
     })
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_receiver_leaves_a_group_with_a_static_core_and_comes_back() {
     let mut file = "[[switches]]\nname = \"rt\"\nkind = \"router\"\nports = 4\n".to_owned();
     let mut links = String::new();

@@ -45,7 +45,7 @@ fn phases(state: &v1::GroupState) -> Vec<MemberPhase> {
     state.members.iter().map(|m| m.phase()).collect()
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_receiver_whose_lease_ends_is_put_out_and_the_others_go_on() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -65,7 +65,7 @@ async fn a_receiver_whose_lease_ends_is_put_out_and_the_others_go_on() {
     assert_eq!(again.code(), Code::FailedPrecondition);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_that_fails_with_a_receiver_says_which() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -80,7 +80,7 @@ async fn a_group_that_fails_with_a_receiver_says_which() {
 }
 
 /// Its receivers come again with new queue pairs, and so does a source.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn without_its_source_a_group_waits_for_its_members_again() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -98,7 +98,7 @@ async fn without_its_source_a_group_waits_for_its_members_again() {
 }
 
 /// It need not wait for its old lease.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_source_that_is_back_with_a_new_queue_pair_opens_the_group() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -128,7 +128,7 @@ async fn a_source_that_is_back_with_a_new_queue_pair_opens_the_group() {
 }
 
 /// The file that a restart takes over has another address for a host that is in.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_slip_in_the_topology_file_puts_nobody_out() {
     let mut lab = Lab::two_tiers().await;
     let (controller, client) = lab.start().await;
@@ -159,7 +159,7 @@ async fn a_slip_in_the_topology_file_puts_nobody_out() {
 }
 
 /// As clients that know of no leases: the call ends, and the member stays.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn without_a_lease_a_member_stays() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -180,7 +180,7 @@ async fn without_a_lease_a_member_stays() {
 }
 
 /// A call with the same connection renews the lease, also at a controller that was started again.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn after_a_restart_of_the_controller_members_call_again() {
     let lab = Lab::two_tiers().await;
     let (controller, client) = lab.start().await;

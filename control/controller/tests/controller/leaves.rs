@@ -74,7 +74,7 @@ fn phases(state: &v1::GroupState) -> Vec<MemberPhase> {
 }
 
 /// With each policy, as a leave is no loss, and also if members have no leases. Its queue pair is free at once.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_receiver_that_leaves_is_put_out_at_once_and_the_others_go_on() {
     for (loss, lease) in [
         (MemberLoss::Evict, true),
@@ -113,7 +113,7 @@ async fn a_receiver_that_leaves_is_put_out_at_once_and_the_others_go_on() {
 }
 
 /// The source asks for it when its stream is acknowledged. Whoever joins again has nothing of the next stream.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_a_receiver_has_when_it_leaves_is_kept_until_it_joins_again() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -174,7 +174,7 @@ async fn what_a_receiver_has_when_it_leaves_is_kept_until_it_joins_again() {
 }
 
 /// There is nobody to send to. The source learns it by its call; all join again with new queue pairs.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn without_receivers_a_group_waits_for_its_members_again() {
     for loss in [MemberLoss::Evict, MemberLoss::Fail] {
         let lab = Lab::two_tiers().await;
@@ -193,7 +193,7 @@ async fn without_receivers_a_group_waits_for_its_members_again() {
 }
 
 /// As at the end of a transfer: the rules are removed, and receivers that leave later change nothing.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn receivers_that_leave_after_the_source_change_no_rules() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -207,7 +207,7 @@ async fn receivers_that_leave_after_the_source_change_no_rules() {
 }
 
 /// The receivers learn why, and with whom they go on. One that has left before does not go on.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_source_that_goes_on_from_host_to_host_takes_its_receivers_along() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -339,7 +339,7 @@ async fn divert(client: &Client) -> Option<v1::Diversion> {
 }
 
 /// Neither does a receiver that is cut off, by its own link or with its switch: all others would wait for it between the hosts.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn receivers_that_are_cut_off_do_not_go_on_from_host_to_host() {
     let two_tiers = || Topology::leaf_spine(2, 1, 2).unwrap();
     for (goes, says) in [
@@ -393,7 +393,7 @@ async fn receivers_that_are_cut_off_do_not_go_on_from_host_to_host() {
 }
 
 /// Behind an ordinary switch hosts reach each other without Castnet, and what was reported before the switch was lost may be past.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn who_may_have_another_way_is_not_cut_off() {
     let link = Some(("box", 0));
     let torn_of = torn(one_armed(), MemberLoss::Evict, link).await;
@@ -415,7 +415,7 @@ async fn who_may_have_another_way_is_not_cut_off() {
 }
 
 /// Switches cannot change the members of a group in which each may send. Its traffic ends with each way out, and all join again.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_whose_members_all_send_ends_with_any_of_them() {
     let mut lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;

@@ -58,7 +58,7 @@ async fn until(client: &Client, is_so: impl Fn(&v1::SwitchState) -> bool) {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_plan_is_what_is_created_and_takes_nothing() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -128,7 +128,7 @@ async fn a_plan_is_what_is_created_and_takes_nothing() {
     assert_eq!(nothing.code(), Code::InvalidArgument);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_plan_says_which_switches_are_full_or_down_and_why_there_is_none() {
     let mut lab = Lab::new(Topology::leaf_spine(2, 2, 2).unwrap()).await;
     lab.switch("spine0").set_memory(1000);
@@ -177,7 +177,7 @@ async fn a_plan_says_which_switches_are_full_or_down_and_why_there_is_none() {
 }
 
 /// It would count for nothing, and nobody would notice.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_mode_of_a_switch_outside_of_the_tree_is_refused() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;

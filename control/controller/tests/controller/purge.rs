@@ -26,7 +26,7 @@ fn lines(answer: v1::PurgeGroupsResponse) -> Vec<(String, bool)> {
 }
 
 /// A controller that lost its store has another name, and does not touch the groups of the old one by itself.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_a_controller_left_is_removed_by_its_name_alone() {
     let mut lab = Lab::two_tiers().await;
     let (old, mut client) = lab.start().await;
@@ -108,7 +108,7 @@ async fn told(client: &mut Client, group: &str, joined: &v1::ControllerTerm) -> 
 }
 
 /// A controller on a store with groups may be on the wrong one, too, or on an older copy.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_member_is_told_that_its_group_is_gone_by_those_who_know() {
     let mut lab = Lab::two_tiers().await;
     let (old, mut client) = lab.start().await;

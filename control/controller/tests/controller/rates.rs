@@ -24,7 +24,7 @@ fn at(lab: &Lab, switch: &str) -> Vec<Option<v1::RateLimit>> {
 }
 
 /// Its lanes share it. It is planned, shown, stored, and installed again on a switch that has lost it.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn each_lane_of_a_group_has_an_equal_part_of_its_limit() {
     let mut lab = Lab::two_tiers().await;
     let folder = tempfile::tempdir().unwrap();
@@ -65,7 +65,7 @@ async fn each_lane_of_a_group_has_an_equal_part_of_its_limit() {
 }
 
 /// The first rank sets it; a rank that gives another one is refused, one that gives none takes that of the group.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn ranks_agree_on_the_limit_of_their_job() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -98,7 +98,7 @@ async fn ranks_agree_on_the_limit_of_their_job() {
     assert_eq!(at(&lab, "leaf0"), [limit(400_000_000, 262_144)]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn limits_that_would_let_no_packet_pass_are_refused() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;

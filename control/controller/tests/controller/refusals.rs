@@ -21,7 +21,7 @@ fn assert_refused<T: std::fmt::Debug>(answer: Result<T, Status>, code: Code, fie
     assert!(status.message().contains(says), "{}", status.message());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn bad_groups_are_refused_by_field() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -119,7 +119,7 @@ fn connection(ip: &str) -> v1::Connection {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn bad_joins_are_refused_by_field() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -206,7 +206,7 @@ async fn bad_joins_are_refused_by_field() {
     assert_refused(client.destroy_group(destroy).await, Code::NotFound, "group", "x");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn hosts_are_registered_once_and_for_all() {
     let mut lab = Lab::new(Topology::star(1).unwrap()).await;
     lab.config.topology = None;
@@ -262,7 +262,7 @@ async fn hosts_are_registered_once_and_for_all() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_fabric_is_looked_at_before_anybody_joins() {
     // Two stars without a link between them, and a narrow link.
     let text = r#"
@@ -292,7 +292,7 @@ async fn the_fabric_is_looked_at_before_anybody_joins() {
     client.create_group(creation("g", &["h0", "h1"])).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn mcst_ids_end_and_come_back() {
     let mut lab = Lab::new(Topology::star(3).unwrap()).await;
     lab.config.mcst_pool = "10.200.0.0/30".parse().unwrap();
@@ -316,7 +316,7 @@ async fn mcst_ids_end_and_come_back() {
     assert_eq!(third.group.unwrap().mcst_id, "10.200.0.1");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_agent_of_another_switch_is_not_believed() {
     let mut lab = Lab::new(Topology::star(2).unwrap()).await;
     lab.config.topology = None;
@@ -342,7 +342,7 @@ async fn an_agent_of_another_switch_is_not_believed() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn plaintext_beyond_this_machine_needs_the_flag() {
     let listen = "http://0.0.0.0:0".parse().unwrap();
     let config = Config {

@@ -35,7 +35,7 @@ async fn until(client: &Client, is: impl Fn(&v1::GroupState) -> bool) -> v1::Gro
 }
 
 /// Its members keep their connections. Switches of the old tree have nothing of it, and no state is carried on.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_that_loses_a_link_gets_another_tree_and_goes_on() {
     let lab = two_spines().await;
     let (_controller, mut client) = lab.start().await;
@@ -71,7 +71,7 @@ async fn a_group_that_loses_a_link_gets_another_tree_and_goes_on() {
 }
 
 /// It says so, and goes on once there is one.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn without_another_tree_a_group_says_what_it_lacks_and_takes_the_next_one() {
     let mut lab = two_spines().await;
     lab.config.timeouts.link = std::time::Duration::from_millis(20);
@@ -99,7 +99,7 @@ async fn without_another_tree_a_group_says_what_it_lacks_and_takes_the_next_one(
 }
 
 /// A switch that is gone takes its links with it. Its part is removed when it is back.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_that_loses_a_switch_goes_on_without_it() {
     let mut lab = two_spines().await;
     let (_controller, mut client) = lab.start().await;
@@ -176,7 +176,7 @@ async fn heard_by_all(lab: &Lab, client: &Client) -> v1::GroupState {
 }
 
 /// It forwards on (contract S3).
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_switch_whose_agent_alone_is_gone_keeps_its_groups() {
     let mut lab = two_spines().await;
     let (_controller, client) = lab.start().await;
@@ -203,7 +203,7 @@ async fn a_switch_whose_agent_alone_is_gone_keeps_its_groups() {
 }
 
 /// All links have their carrier, and there is a topology file.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_goes_on_without_a_switch_that_no_neighbour_hears_any_more() {
     let mut lab = two_spines().await;
     let (_controller, client) = lab.start().await;
@@ -242,7 +242,7 @@ fn of_g(lab: &Lab) -> &'static str {
 }
 
 /// Nothing is heard by LLDP, as behind ordinary switches. The report comes before the agent is known to be gone, or after that.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_goes_on_without_a_switch_that_it_waits_for_and_that_does_not_answer() {
     for late in [false, true] {
         let mut lab = two_spines().await;
@@ -289,7 +289,7 @@ async fn a_group_goes_on_without_a_switch_that_it_waits_for_and_that_does_not_an
 }
 
 /// What is lost comes back, in any order. It moves exactly when its spine is lost and there is another one.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_is_where_it_can_be_whatever_is_lost() {
     #[derive(Clone, Copy)]
     struct Spine {
@@ -399,7 +399,7 @@ async fn a_group_is_where_it_can_be_whatever_is_lost() {
 }
 
 /// Its switches know how many packets each host has sent, and no other switch does.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_whose_members_all_send_fails_with_a_link() {
     let mut lab: Lab = two_spines().await;
     lab.config.timeouts.link = std::time::Duration::from_millis(20);

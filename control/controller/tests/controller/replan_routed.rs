@@ -95,7 +95,7 @@ async fn moved(lab: &Lab, client: &Client, before: &v1::GroupState, switches: &[
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_goes_on_over_another_router() {
     let lab = lab([("rt0", "router"), ("rt1", "router")]).await;
     let (controller, client) = lab.start().await;
@@ -124,7 +124,7 @@ async fn a_group_goes_on_over_another_router() {
 }
 
 /// The new tree passes no routers, but its members have connected to the addresses of their switches.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_that_loses_its_router_goes_on_over_a_switch() {
     let lab = lab([("rt", "router"), ("spine", "castnet")]).await;
     set_link(lab.switch("spine"), 0, false);
@@ -169,7 +169,7 @@ pub(crate) async fn until_link(client: &Client, switch: &str, port: u32, up: boo
 }
 
 /// Routers would not lead to its members' switches what they send to the address that they have connected to.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_that_has_one_address_does_not_go_over_routers() {
     let lab = lab([("rt", "router"), ("spine", "castnet")]).await;
     let (_controller, client) = lab.start().await;

@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 
 /// The controller is killed at each point of an installation and started again: the group becomes active, each switch
 /// was told once, and nothing is installed twice.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn killed_at_any_point_of_an_installation_it_finishes() {
     let installed = ["leaf1", "spine0", "leaf0"].map(|s| Checkpoint::Installed(s.into()));
     for point in installed.into_iter().chain([Checkpoint::Planned]) {
@@ -34,7 +34,7 @@ async fn killed_at_any_point_of_an_installation_it_finishes() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn killed_at_any_point_of_a_removal_it_finishes() {
     let removed = ["leaf0", "spine0", "leaf1"].map(|s| Checkpoint::Removed(s.into()));
     for point in removed.into_iter().chain([Checkpoint::Removing]) {
@@ -67,7 +67,7 @@ async fn killed_at_any_point_of_a_removal_it_finishes() {
 }
 
 /// Half installed, killed, and when it comes back the rest refuses: what was installed is taken back.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn killed_half_way_it_rolls_back_where_the_rest_refuses() {
     let lab = Lab::two_tiers().await;
     let (config, mut reached) = stands_still_at(&lab.config, Checkpoint::Installed("leaf1".into()));
@@ -103,7 +103,7 @@ pub(crate) fn stands_still_at(config: &Config, point: Checkpoint) -> (Config, mp
 }
 
 /// Contract S3, seen from the switches: a controller that comes and goes changes nothing.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_restart_of_the_controller_touches_no_switch() {
     let lab = Lab::two_tiers().await;
     let (controller, mut client) = lab.start().await;
@@ -160,7 +160,7 @@ async fn a_restart_of_the_controller_touches_no_switch() {
 }
 
 /// A restarted switch gets its groups again; as the source has long been sending, it learns the PSN from the stream.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_restarted_switch_gets_its_groups_again() {
     let mut lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -182,7 +182,7 @@ async fn a_restarted_switch_gets_its_groups_again() {
     assert_eq!(lab.switch("leaf0").changes(), ["+g.1"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_store_that_was_moved_away_is_not_replaced_at_a_reload() {
     let lab = Lab::two_tiers().await;
     let (controller, _client) = lab.start().await;
@@ -204,7 +204,7 @@ async fn a_store_that_was_moved_away_is_not_replaced_at_a_reload() {
 }
 
 /// A record of the store does not read: the others go on, and nothing is taken from the members of that group.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_whose_record_does_not_read_is_set_apart() {
     let lab = Lab::two_tiers().await;
     let (controller, mut client) = lab.start().await;
@@ -280,7 +280,7 @@ async fn a_group_whose_record_does_not_read_is_set_apart() {
     tokio::time::timeout(PATIENCE, gone).await.expect("it is removed");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn strangers_rules_stay_and_orphans_of_ours_go() {
     let lab = Lab::two_tiers().await;
     let (controller, mut client) = lab.start().await;
@@ -329,7 +329,7 @@ async fn strangers_rules_stay_and_orphans_of_ours_go() {
 }
 
 /// Somebody removes a rule of ours by hand: it comes back.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_removed_behind_its_back_comes_back() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -364,7 +364,7 @@ async fn what_is_removed_behind_its_back_comes_back() {
     assert_eq!(lab.switch("leaf1").changes(), ["+g.1", "-g.1", "+g.1"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn destruction_waits_for_a_switch_that_cannot_be_reached() {
     let mut lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;
@@ -389,7 +389,7 @@ async fn destruction_waits_for_a_switch_that_cannot_be_reached() {
     assert!(lab.placed().is_empty());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_switch_that_cannot_be_reached_fails_the_group() {
     let mut lab = Lab::two_tiers().await;
     lab.switches.get_mut("leaf1").unwrap().stop().await;

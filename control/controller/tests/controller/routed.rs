@@ -65,7 +65,7 @@ fn told(state: &v1::GroupState) -> Vec<&str> {
 /// The switch finds the Ethernet address itself.
 const OPEN: &str = "";
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn each_switch_has_a_mcst_id_of_its_own_prefix_and_tells_it_to_its_members() {
     let mut lab = lab().await;
     lab.config.verify_mac = true;
@@ -161,7 +161,7 @@ async fn each_switch_has_a_mcst_id_of_its_own_prefix_and_tells_it_to_its_members
     assert_eq!(lab.placed(), [""; 0], "nothing is left under any McstID");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_exhausted_prefix_is_named_and_is_free_again_when_groups_end() {
     let lab = lab().await;
     let (_controller, mut client) = lab.start().await;
@@ -225,7 +225,7 @@ async fn an_exhausted_prefix_is_named_and_is_free_again_when_groups_end() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn each_rank_is_told_the_mcst_id_of_its_switch() {
     let lab = lab().await;
     let (controller, mut client) = lab.start().await;
@@ -266,7 +266,7 @@ async fn each_rank_is_told_the_mcst_id_of_its_switch() {
     assert_eq!(lab.placed(), [""; 0]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn each_lane_has_its_own_at_each_switch() {
     let lab = lab().await;
     let (_controller, mut client) = lab.start().await;
@@ -301,7 +301,7 @@ async fn each_lane_has_its_own_at_each_switch() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_mcst_id_that_no_switch_would_have_is_refused() {
     let lab = lab().await;
     let (_controller, mut client) = lab.start().await;
@@ -330,7 +330,7 @@ async fn a_mcst_id_that_no_switch_would_have_is_refused() {
 }
 
 /// A switch does not know the addresses that a routed group has elsewhere, so it is told which sources its hosts may not have.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn switches_learn_which_sources_their_hosts_may_not_have() {
     let lab = lab().await;
     let (_controller, _client) = lab.start().await;

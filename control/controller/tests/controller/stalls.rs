@@ -59,7 +59,7 @@ fn phases(state: &v1::GroupState) -> Vec<MemberPhase> {
     state.members.iter().map(|m| m.phase()).collect()
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_receiver_that_stalls_is_put_out_and_all_learn_why() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -110,7 +110,7 @@ async fn a_receiver_that_stalls_is_put_out_and_all_learn_why() {
 }
 
 /// Each differs from a report that counts in one thing.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_does_not_speak_against_the_receiver_changes_nothing() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -184,7 +184,7 @@ async fn what_does_not_speak_against_the_receiver_changes_nothing() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn without_a_policy_a_group_waits_for_a_receiver_that_stalls() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -201,7 +201,7 @@ async fn without_a_policy_a_group_waits_for_a_receiver_that_stalls() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_group_that_fails_with_a_receiver_that_stalls_says_which() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
@@ -212,7 +212,7 @@ async fn a_group_that_fails_with_a_receiver_that_stalls_says_which() {
 }
 
 /// There is nobody left to send to.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn without_its_last_receiver_a_group_waits_for_its_members_again() {
     let lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;

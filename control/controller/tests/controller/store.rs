@@ -61,7 +61,7 @@ pub(crate) fn put(was: u64, record: &Record) -> (Key, Write) {
 }
 
 /// A larger epoch, as of an import with `--above`, is another one.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_store_whose_last_controller_was_refused_takes_another_epoch() {
     let store = MemoryStore::default();
     let set = |name: &str, was, number: u64| {
@@ -85,7 +85,7 @@ async fn a_store_whose_last_controller_was_refused_takes_another_epoch() {
     assert_eq!(load().await.unwrap().epoch, 8);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_written_is_read_after_reopening() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("c.redb");
@@ -123,7 +123,7 @@ async fn what_is_written_is_read_after_reopening() {
 }
 
 /// Two who write to one store: the second to write is refused, by the name of the entry, and nothing of its batch stays.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_batch_is_written_whole_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
     let redb = RedbStore::open(&folder.path().join("c.redb")).unwrap();

@@ -40,7 +40,7 @@ async fn destroy(client: &Client, group: &str) {
 }
 
 /// A group counts for the tenant of its source until it is gone, also over a restart. Lanes count each.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_tenant_has_as_many_groups_as_its_quota_says() {
     let lab = lab(vec![
         tenant("one", &["h0", "h1"], Some(2), None),
@@ -87,7 +87,7 @@ async fn a_tenant_has_as_many_groups_as_its_quota_says() {
 }
 
 /// Calls at the same time get no more than one at a time would.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn many_at_once_do_not_exceed_it() {
     let lab = lab(vec![tenant("one", &["*"], Some(5), None)]).await;
     let (_controller, client) = lab.start().await;
@@ -100,7 +100,7 @@ async fn many_at_once_do_not_exceed_it() {
 }
 
 /// A job counts for the tenant of the first rank that calls, with the slots that it requests.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_job_beyond_the_slots_of_its_tenant_is_refused() {
     let lab = lab(vec![tenant("one", &["h0"], None, Some(300))]).await;
     let (_controller, mut client) = lab.start().await;
@@ -156,7 +156,7 @@ async fn bandwidth(client: &Client) -> (u64, Option<u64>) {
 
 /// The limits of a tenant's groups sum up to its bandwidth at most, also over a restart; lanes share the limit of their group. A group
 /// without a limit is refused, and so is a job.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn limits_of_groups_count_for_the_bandwidth_of_their_tenant() {
     let mut lab = lab(vec![wide("1G", None)]).await;
     let folder = tempfile::tempdir().unwrap();
@@ -199,7 +199,7 @@ async fn limits_of_groups_count_for_the_bandwidth_of_their_tenant() {
 }
 
 /// It is part of the plan, and ranks learn it.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_tenant_may_have_a_default_limit() {
     let lab = lab(vec![wide("1G", Some("400M"))]).await;
     let (_controller, mut client) = lab.start().await;

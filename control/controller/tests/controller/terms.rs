@@ -35,7 +35,7 @@ async fn refused_everywhere(client: &mut Client) {
 }
 
 /// Each would remove the other's new groups, as they have the same owner.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn of_two_controllers_on_copies_of_a_store_the_first_has_the_switches() {
     let mut lab = Lab::two_tiers().await;
     lab.config.timeouts.reconcile = Duration::from_millis(1);
@@ -79,7 +79,7 @@ async fn of_two_controllers_on_copies_of_a_store_the_first_has_the_switches() {
 
 /// A copy of the store of a controller that runs has a larger epoch when it starts: the older controller changes nothing
 /// any more, and reports why.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_larger_epoch_takes_over() {
     let mut lab = Lab::two_tiers().await;
     lab.config.timeouts.reconcile = Duration::from_millis(1);

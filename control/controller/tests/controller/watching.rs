@@ -71,7 +71,7 @@ async fn sent_for(members: usize) -> (usize, usize) {
     (to_watcher, to_member)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_sent_grows_with_the_joins_and_not_with_their_square() {
     for members in [10, 40] {
         let (to_watcher, to_member) = sent_for(members).await;
@@ -81,7 +81,7 @@ async fn what_is_sent_grows_with_the_joins_and_not_with_their_square() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn ranks_get_what_has_changed_since_their_last_state() {
     const RANKS: u32 = 20;
     let lab = Lab::new(Topology::star(RANKS as usize).unwrap()).await;
@@ -112,7 +112,7 @@ async fn ranks_get_what_has_changed_since_their_last_state() {
 }
 
 /// More events than wait for a slow client.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_is_too_slow_gets_the_states_that_it_lacks() {
     const GROUPS: usize = 700;
     let mut lab = Lab::two_tiers().await;
@@ -170,7 +170,7 @@ async fn a_client_that_is_too_slow_gets_the_states_that_it_lacks() {
 }
 
 /// A watcher that comes later has no earlier state, and gets the whole one first.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_later_watcher_gets_a_whole_state_first_and_differences_then() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;

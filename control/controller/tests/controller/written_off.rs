@@ -50,7 +50,7 @@ async fn of_lost_switch(client: &mut Client) -> v1::SwitchState {
     switches.find(|s| s.name == LOST).unwrap()
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_name_is_free_at_once_and_the_mcst_id_when_the_switch_has_returned() {
     let mut lab = Lab::two_tiers().await;
     let (controller, mut client) = lab.start().await;
@@ -89,7 +89,7 @@ async fn the_name_is_free_at_once_and_the_mcst_id_when_the_switch_has_returned()
 }
 
 /// The next free address is not that of the group, however few there are.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_mcst_id_is_not_handed_out() {
     let mut lab = Lab::two_tiers().await;
     lab.config.mcst_pool = "10.200.0.0/30".parse().unwrap();
@@ -105,7 +105,7 @@ async fn the_mcst_id_is_not_handed_out() {
 }
 
 /// A switch that is taken out of the configuration never returns.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn without_the_switch_the_mcst_id_is_free() {
     let mut lab = Lab::two_tiers().await;
     let (controller, mut client) = lab.start().await;
@@ -117,7 +117,7 @@ async fn without_the_switch_the_mcst_id_is_free() {
     with_mcst_id(&mut client, "x", &mcst_id).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn where_all_switches_are_reached_nothing_is_written_off() {
     let lab = Lab::two_tiers().await;
     let (_controller, mut client) = lab.start().await;

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use castnet_controller::store::Store;
@@ -20,6 +21,7 @@ use castnet_proto::convert::{
 };
 use castnet_proto::states::WatchedGroups;
 use castnet_proto::term::{term_is_over, term_of};
+use castnet_proto::transport::memory::{self, Network};
 use castnet_proto::transport::{Address, Security, Server, connect, serve};
 use castnet_proto::v1;
 use castnet_proto::v1::agent_server::{Agent, AgentServer};
@@ -510,8 +512,16 @@ impl Switch {
     }
 }
 
-/// Switches and what a controller over them needs.
+/// Whether the clock of this test goes on when everybody waits, and only then.
+fn is_in_virtual_time() -> bool {
+    let (now, began) = (tokio::time::Instant::now(), std::time::Instant::now());
+    while began.elapsed().is_zero() {}
+    now == tokio::time::Instant::now()
+}
+
+/// Switches and what a controller over them needs. In virtual time nothing of it has a socket.
 pub(crate) struct Lab {
+    network: Option<Network>,
     pub(crate) folder: TempDir,
     pub(crate) switches: BTreeMap<String, Switch>,
     pub(crate) topology: Topology,
@@ -522,6 +532,7 @@ pub(crate) struct Lab {
 impl Lab {
     /// The Castnet switches and programmable routers of a topology, all running; the controller gets the topology as from a file, and a store.
     pub(crate) async fn new(topology: Topology) -> Self {
+        let network = is_in_virtual_time().then(Network::join);
         let folder = tempfile::tempdir().unwrap();
         let journal = Journal::default();
         let mut switches = BTreeMap::new();
@@ -563,6 +574,7 @@ impl Lab {
         }
         let config = config(folder.path(), configs, &topology);
         Self {
+            network,
             folder,
             switches,
             topology,
@@ -643,13 +655,23 @@ fn config(folder: &Path, switches: Vec<SwitchConfig>, topology: &Topology) -> Co
     config
 }
 
+/// Without a socket, if there is a network without.
+fn somewhere(mut config: Config) -> Config {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    if memory::is_here() && matches!(config.listen, Address::Tcp { .. }) {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        config.listen = Address::Unix(format!("controller{number}").into());
+    }
+    config
+}
+
 pub(crate) async fn start(config: Config) -> (Controller, Client) {
-    serving(Controller::start(config).await.unwrap()).await
+    serving(Controller::start(somewhere(config)).await.unwrap()).await
 }
 
 /// As [`start`], with this store.
 pub(crate) async fn start_with(config: Config, store: Arc<dyn Store>) -> (Controller, Client) {
-    serving(Controller::start_with(config, store).await.unwrap()).await
+    serving(Controller::start_with(somewhere(config), store).await.unwrap()).await
 }
 
 pub(crate) async fn serving(controller: Controller) -> (Controller, Client) {

@@ -1,0 +1,141 @@
+//! Connections without sockets, for tests and simulations in virtual time.
+//!
+//! While a thread has a [`Network`], the files of Unix sockets are names in it: servers and clients of the thread meet there. The kernel is
+//! not asked, so a runtime of this thread alone knows when everybody waits, and its clock can go on.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use hyper_util::rt::TokioIo;
+use tokio::io::DuplexStream;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::codegen::http::Uri;
+use tonic::codegen::{Context, Poll, Service};
+
+/// Bytes that a connection holds in each direction.
+const BYTES: usize = 1 << 16;
+
+type Listeners = RefCell<BTreeMap<PathBuf, mpsc::UnboundedSender<DuplexStream>>>;
+
+thread_local! {
+    static NETWORK: RefCell<Option<Rc<Listeners>>> = const { RefCell::new(None) };
+}
+
+/// The network of this thread, until all of them are dropped.
+#[derive(Debug)]
+pub struct Network(Rc<Listeners>);
+
+impl Network {
+    /// The network that this thread has, or a new one.
+    pub fn join() -> Self {
+        NETWORK.with_borrow_mut(|network| Self(network.get_or_insert_default().clone()))
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        // This one, and that of the thread.
+        if Rc::strong_count(&self.0) == 2 {
+            let _ = NETWORK.try_with(|network| network.take());
+        }
+    }
+}
+
+fn network() -> Option<Rc<Listeners>> {
+    NETWORK.with_borrow(Clone::clone)
+}
+
+/// Connections to a name; `None`: this thread has no network.
+///
+/// # Errors
+/// It is taken.
+pub fn listen(name: &Path) -> Option<io::Result<UnboundedReceiverStream<DuplexStream>>> {
+    let network = network()?;
+    let mut listeners = network.borrow_mut();
+    if listeners.get(name).is_some_and(|listener| !listener.is_closed()) {
+        let taken = io::Error::new(io::ErrorKind::AddrInUse, "another process serves this socket");
+        return Some(Err(taken));
+    }
+    let (to, from) = mpsc::unbounded_channel();
+    listeners.insert(name.into(), to);
+    Some(Ok(UnboundedReceiverStream::new(from)))
+}
+
+/// A connection to who listens at a name; `None`: this thread has no network.
+///
+/// # Errors
+/// Nobody listens there.
+pub fn connect(name: &Path) -> Option<io::Result<DuplexStream>> {
+    let network = network()?;
+    let (near, far) = tokio::io::duplex(BYTES);
+    let listeners = network.borrow();
+    let is_accepted = listeners
+        .get(name)
+        .is_some_and(|listener| listener.send(far).is_ok());
+    let refused = || io::ErrorKind::ConnectionRefused.into();
+    Some(is_accepted.then_some(near).ok_or_else(refused))
+}
+
+/// Whether this thread has a network.
+pub fn is_here() -> bool {
+    NETWORK.with_borrow(Option::is_some)
+}
+
+/// Connects to a name, at first and after each loss.
+pub(super) struct Connector(pub(super) PathBuf);
+
+impl Service<Uri> for Connector {
+    type Response = TokioIo<DuplexStream>;
+    type Error = io::Error;
+    type Future = std::future::Ready<io::Result<Self::Response>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let none = || Err(io::ErrorKind::NotFound.into());
+        std::future::ready(connect(&self.0).unwrap_or_else(none).map(TokioIo::new))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio_stream::StreamExt;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_is_one_listeners_and_free_after_it() {
+        let name = Path::new("/run/s");
+        assert!(listen(name).is_none() && connect(name).is_none() && !is_here());
+        let network = Network::join();
+        let refused = |name: &Path| connect(name).unwrap().unwrap_err().kind();
+        assert_eq!(refused(name), io::ErrorKind::ConnectionRefused);
+        let mut accepted = listen(name).unwrap().unwrap();
+        assert_eq!(
+            listen(name).unwrap().unwrap_err().kind(),
+            io::ErrorKind::AddrInUse
+        );
+        let mut near = connect(name).unwrap().unwrap();
+        near.write_all(b"frame").await.unwrap();
+        drop(near);
+        let mut text = String::new();
+        let mut far = accepted.next().await.unwrap();
+        far.read_to_string(&mut text).await.unwrap();
+        assert_eq!(text, "frame");
+        drop(accepted);
+        assert_eq!(refused(name), io::ErrorKind::ConnectionRefused);
+        assert!(listen(name).unwrap().is_ok());
+        let again = Network::join();
+        drop(network);
+        assert!(is_here());
+        drop(again);
+        assert!(!is_here());
+    }
+}
