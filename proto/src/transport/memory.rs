@@ -7,9 +7,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -19,15 +20,15 @@ use tonic::codegen::{Context, Poll, Service};
 /// Bytes that a connection holds in each direction.
 const BYTES: usize = 1 << 16;
 
-type Listeners = RefCell<BTreeMap<PathBuf, mpsc::UnboundedSender<DuplexStream>>>;
+type Listeners = Mutex<BTreeMap<PathBuf, mpsc::UnboundedSender<DuplexStream>>>;
 
 thread_local! {
-    static NETWORK: RefCell<Option<Rc<Listeners>>> = const { RefCell::new(None) };
+    static NETWORK: RefCell<Option<Arc<Listeners>>> = const { RefCell::new(None) };
 }
 
 /// The network of this thread, until all of them are dropped.
 #[derive(Debug)]
-pub struct Network(Rc<Listeners>);
+pub struct Network(Arc<Listeners>);
 
 impl Network {
     /// The network that this thread has, or a new one.
@@ -39,13 +40,13 @@ impl Network {
 impl Drop for Network {
     fn drop(&mut self) {
         // This one, and that of the thread.
-        if Rc::strong_count(&self.0) == 2 {
+        if Arc::strong_count(&self.0) == 2 {
             let _ = NETWORK.try_with(|network| network.take());
         }
     }
 }
 
-fn network() -> Option<Rc<Listeners>> {
+fn network() -> Option<Arc<Listeners>> {
     NETWORK.with_borrow(Clone::clone)
 }
 
@@ -55,7 +56,7 @@ fn network() -> Option<Rc<Listeners>> {
 /// It is taken.
 pub fn listen(name: &Path) -> Option<io::Result<UnboundedReceiverStream<DuplexStream>>> {
     let network = network()?;
-    let mut listeners = network.borrow_mut();
+    let mut listeners = network.lock();
     if listeners.get(name).is_some_and(|listener| !listener.is_closed()) {
         let taken = io::Error::new(io::ErrorKind::AddrInUse, "another process serves this socket");
         return Some(Err(taken));
@@ -72,7 +73,7 @@ pub fn listen(name: &Path) -> Option<io::Result<UnboundedReceiverStream<DuplexSt
 pub fn connect(name: &Path) -> Option<io::Result<DuplexStream>> {
     let network = network()?;
     let (near, far) = tokio::io::duplex(BYTES);
-    let listeners = network.borrow();
+    let listeners = network.lock();
     let is_accepted = listeners
         .get(name)
         .is_some_and(|listener| listener.send(far).is_ok());
