@@ -286,12 +286,23 @@ async fn begin(
     let writer = shared
         .tasks
         .spawn(write::write(shared.clone(), store, probe, mark));
-    tokio::spawn(await_panic(writer, shared.clone(), dead.clone()));
+    tokio::spawn(await_panic(
+        writer,
+        "that writes the store",
+        shared.clone(),
+        dead.clone(),
+    ));
+    let time = shared.tasks.spawn(tasks::keep_time(shared.clone()));
+    tokio::spawn(await_panic(
+        time,
+        "that keeps the time",
+        shared.clone(),
+        dead.clone(),
+    ));
     tracing::info!(%address, owner = shared.term.owner, epoch = shared.term.epoch, "controller serves");
     for link in shared.links.values() {
         shared.spawn(link.clone().run(shared.clone()));
     }
-    shared.spawn(tasks::keep_time(shared.clone()));
     shared.spawn(tasks::watch_links(shared.clone()));
     shared.spawn(tasks::watch_relays(shared.clone()));
     {
@@ -307,10 +318,10 @@ async fn begin(
     Ok(shared)
 }
 
-/// Without the task that writes the store, all changes would wait for ever: all calls end.
-async fn await_panic(writer: JoinHandle<()>, shared: Arc<Shared>, dead: CancellationToken) {
-    if writer.await.is_err_and(|ended| ended.is_panic()) {
-        tracing::error!("the task that writes the store has panicked: the controller ends");
+/// Without the tasks that write the store and keep the time, all changes would wait for ever: all calls end.
+async fn await_panic(task: JoinHandle<()>, which: &str, shared: Arc<Shared>, dead: CancellationToken) {
+    if task.await.is_err_and(|ended| ended.is_panic()) {
+        tracing::error!("the task {which} has panicked: the controller ends");
         shared.stop_now();
         dead.cancel();
     }

@@ -222,6 +222,9 @@ impl StandingCall for Join {
 impl Join {
     /// What the member sees; `None` if the join no longer stands.
     fn seen(&self, core: &Core) -> Option<Seen<MemberView>> {
+        if !self.changes.follow.is_there(core) {
+            return None;
+        }
         let (entry, kind) = core.multicast(&self.group).ok()?;
         let (_, member) = kind.member(&self.host)?;
         let state = || Box::new(view::state_for(kind, core, entry, &self.host, self.brief));

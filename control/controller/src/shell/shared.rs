@@ -162,8 +162,8 @@ impl Shared {
     /// Like [`Shared::stop`], without waiting.
     pub(crate) fn stop_now(&self) {
         self.core.lock().journal.close();
-        self.batches.close();
         self.stopped.cancel();
+        self.batches.close();
     }
 
     /// Waits until no other controller can change the switches.

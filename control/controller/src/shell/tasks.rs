@@ -32,6 +32,7 @@ pub(crate) async fn keep_time(shared: Arc<Shared>) {
         };
         tokio::select! {
             biased;
+            () = shared.stopped.cancelled() => return,
             () = is_due => shared.lock().handle_timeout(),
             _ = due.changed() => {}
         }

@@ -215,7 +215,7 @@ impl Core {
         if is_written {
             self.journal.written();
             batch.messages.drain(..).for_each(|message| message());
-            let lost = (batch.events_lost > 0).then(|| v1::ControllerEvent {
+            let lost = (batch.events_lost > 0).then_some(v1::ControllerEvent {
                 at_unix_ns: 0,
                 event: Some(Told::Lagged(batch.events_lost)),
             });

@@ -31,10 +31,13 @@ pub(crate) struct Work {
     step: Step,
 }
 
+/// What calls for work: whether the group is removed, its generation, and whether it has a plan.
+type Call = (bool, u64, bool);
+
 /// What the work waits for.
 enum Step {
-    /// What calls for it is on disk.
-    Stored,
+    /// What calls for it is on disk, as it was when the batch had it last.
+    Stored { batch: u64, call: Call },
     /// A plan. `reports`: those that there were when it was asked for.
     Planned { reports: u64 },
     /// Reports without which the group cannot be planned.
@@ -62,8 +65,9 @@ pub(crate) struct Works {
     number: u64,
     /// Groups and their steps that wait for a batch, by its number.
     to_store: BTreeMap<u64, Vec<(String, u64)>>,
-    /// Groups that wait for reports.
+    /// Groups that wait for reports, and those of them that were waiting when the last one came.
     to_report: BTreeSet<String>,
+    to_replan: BTreeSet<String>,
     /// Number of times at which there was something new of switches or hosts.
     reports: u64,
 }
@@ -83,14 +87,14 @@ impl Core {
         let Some(entry) = self.groups.get(name) else {
             return;
         };
-        let phase = entry.record().phase;
+        let record = entry.record();
         let is_due = match &entry.work {
-            None => phase.needs_driver(),
+            None => record.phase.needs_driver(),
             Some(work) => match work.step {
-                // What has changed since is to be on disk, too.
-                Step::Stored => true,
+                // Other changes keep nobody waiting: a switch gets nothing that is not on disk.
+                Step::Stored { call, .. } => call != called_for(record),
                 // Whoever ends the group does not wait for reports.
-                Step::Reported(_) => phase != Phase::Installing,
+                Step::Reported(_) => record.phase != Phase::Installing,
                 _ => false,
             },
         };
@@ -104,9 +108,20 @@ impl Core {
         match self.journal.pending() {
             Pending::Nothing => self.go_on(name),
             Pending::Batch(batch) => {
-                if let Some(number) = self.begin_step(name, Step::Stored) {
-                    let waiting = self.works.to_store.entry(batch).or_default();
-                    waiting.push((name.into(), number));
+                let Some(entry) = self.groups.get_mut(name) else {
+                    return;
+                };
+                let now = called_for(entry.record());
+                match entry.work.as_mut().map(|work| &mut work.step) {
+                    Some(Step::Stored { batch: own, call }) if *own == batch => *call = now,
+                    _ => {
+                        let step = Step::Stored { batch, call: now };
+                        let Some(number) = self.begin_step(name, step) else {
+                            return;
+                        };
+                        let waiting = self.works.to_store.entry(batch).or_default();
+                        waiting.push((name.into(), number));
+                    }
                 }
             }
             // Once the controller stops, no step succeeds.
@@ -130,8 +145,10 @@ impl Core {
 
     /// There is something new of switches or hosts.
     pub(crate) fn reported(&mut self) {
-        self.works.reports += 1;
-        if !self.works.to_report.is_empty() {
+        let works = &mut self.works;
+        works.reports += 1;
+        works.to_replan.append(&mut works.to_report);
+        if !works.to_replan.is_empty() {
             self.timers.set(Owner::Reports, self.now);
         }
         self.effects.push(Effect::FabricChanged);
@@ -139,7 +156,7 @@ impl Core {
 
     pub(crate) fn plan_those_that_wait(&mut self) {
         for _ in 0..REPLANNED_TOGETHER {
-            let Some(name) = self.works.to_report.pop_first() else {
+            let Some(name) = self.works.to_replan.pop_first() else {
                 return;
             };
             let waits = |e: &Entry| {
@@ -151,14 +168,16 @@ impl Core {
                 self.go_on(&name);
             }
         }
-        self.timers.set(Owner::Reports, self.now);
+        if !self.works.to_replan.is_empty() {
+            self.timers.set(Owner::Reports, self.now);
+        }
     }
 
     /// What the work has waited for is stored, or it has waited for long enough.
     pub(crate) fn work_due(&mut self, name: &str) {
         let work = self.groups.get(name).and_then(|entry| entry.work.as_ref());
         match work.map(|work| &work.step) {
-            Some(Step::Stored) => self.go_on(name),
+            Some(Step::Stored { .. }) => self.go_on(name),
             Some(Step::Reported(failure)) => {
                 let failure = failure.clone();
                 self.reports_are_missing(name, failure);
@@ -210,6 +229,8 @@ impl Core {
             until: until.filter(|_| waits),
             step,
         });
+        self.works.to_report.remove(name);
+        self.works.to_replan.remove(name);
         self.cancel_timer(name, &Due::Work);
         Some(number)
     }
@@ -231,13 +252,13 @@ impl Core {
         let (group, again) = (name.to_owned(), name.to_owned());
         self.effects.push(Effect::Plan(Planning {
             after: Some(Checkpoint::Joined),
-            record: Box::new(move |core| core.to_plan(&group, number, |record| record.plan.is_none())),
+            record: Box::new(move |core| core.wants_plan(&group, number, |record| record.plan.is_none())),
             then: Box::new(move |core, record, layout| core.planned(&again, number, &record, layout)),
         }));
     }
 
     /// The group, if it is still to be planned.
-    fn to_plan(&mut self, name: &str, number: u64, is_so: impl Fn(&Record) -> bool) -> Option<Record> {
+    fn wants_plan(&mut self, name: &str, number: u64, is_so: impl Fn(&Record) -> bool) -> Option<Record> {
         let record = self.at_step(name, number)?.record();
         if record.phase == Phase::Installing && is_so(record) {
             return Some(record.clone());
@@ -280,11 +301,11 @@ impl Core {
         };
         let (until, now) = (until.unwrap_or(self.now), self.now);
         let are_new = matches!(step, Step::Planned { reports } if *reports != self.works.reports);
-        if until <= now {
-            return self.reports_are_missing(name, failure);
-        }
         if are_new {
             return self.go_on(name);
+        }
+        if until <= now {
+            return self.reports_are_missing(name, failure);
         }
         self.begin_step(name, Step::Reported(failure));
         self.works.to_report.insert(name.into());
@@ -293,7 +314,6 @@ impl Core {
 
     /// The reports that were waited for have not come: the group is tried without the receivers that are missing, or refused.
     fn reports_are_missing(&mut self, name: &str, failure: Failure) {
-        self.works.to_report.remove(name);
         let Some(entry) = self.groups.get_mut(name) else {
             return;
         };
@@ -318,7 +338,7 @@ impl Core {
         };
         let generation = entry.record().generation;
         // From the leaves to the first: when one gets its rule, all below it are ready.
-        let mut switches = plan.tree.iter().rev().map(|s| &s.name);
+        let mut switches = plan.tree.iter().rev().map(|s| &s.name).chain(plan.rules.keys());
         let Some(switch) = switches.find(|s| !entry.confirmed.contains(*s)).cloned() else {
             // If a switch was lost since, it gets its rule again.
             if entry.is_confirmed() {
@@ -446,7 +466,7 @@ impl Core {
         let is_so = move |record: &Record| is_installing(record, generation);
         self.effects.push(Effect::Plan(Planning {
             after: None,
-            record: Box::new(move |core| core.to_plan(&group, number, is_so)),
+            record: Box::new(move |core| core.wants_plan(&group, number, is_so)),
             then: Box::new(move |core, _, layout| {
                 let Some(entry) = core.at_step(&again, number) else {
                     return;
@@ -552,6 +572,11 @@ impl Declined {
             is_of_memory: false,
         }
     }
+}
+
+fn called_for(record: &Record) -> Call {
+    let is_removed = matches!(record.phase, Phase::Removing(_));
+    (is_removed, record.generation, record.plan.is_some())
 }
 
 fn is_installing(record: &Record, generation: u64) -> bool {

@@ -14,13 +14,16 @@ use crate::state::record::Record;
 /// Work for later.
 pub(crate) type Work = Box<dyn FnOnce(&mut Core) + Send>;
 
+type Wanted = dyn FnMut(&mut Core) -> Option<Record> + Send;
+type Then = dyn FnOnce(&mut Core, Record, Result<Layout, NoPlan>) + Send;
+
 /// A group to be planned beside the state.
 pub(crate) struct Planning {
     pub(crate) after: Option<Checkpoint>,
     /// The group, while it is to be planned.
-    pub(crate) record: Box<dyn FnMut(&mut Core) -> Option<Record> + Send>,
+    pub(crate) record: Box<Wanted>,
     /// What follows, with the group as it was planned.
-    pub(crate) then: Box<dyn FnOnce(&mut Core, Record, Result<Layout, NoPlan>) + Send>,
+    pub(crate) then: Box<Then>,
 }
 
 /// A switch that is to have of a group what the group wants there now. [`Core::handle_synced`] is the answer.

@@ -113,7 +113,8 @@ impl Core {
                 Some(Owner::Group(name)) => self.due_in_group(&name),
                 Some(Owner::Relays) => self.effects.push(Effect::FabricChanged),
                 Some(Owner::Routes) => multicast_routes::sweep(self),
-                Some(Owner::Reports) => self.plan_those_that_wait(),
+                // That is much by itself.
+                Some(Owner::Reports) => return self.plan_those_that_wait(),
                 None => return,
             }
         }

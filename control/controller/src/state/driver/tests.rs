@@ -27,6 +27,8 @@ struct World {
     /// Rules on each switch, with their generations.
     switches: BTreeMap<&'static str, BTreeMap<McstId, u64>>,
     asked: Vec<Asked>,
+    /// Calls that are made, and what became of them.
+    called: Vec<(Asked, Result<(), Declined>)>,
     plans: Vec<Planning>,
     /// Plans that are made.
     made: Vec<(Planning, Record, Result<Layout, NoPlan>)>,
@@ -53,6 +55,7 @@ impl World {
             core,
             switches: SWITCHES.map(|switch| (switch, BTreeMap::new())).into(),
             asked: Vec::new(),
+            called: Vec::new(),
             plans: Vec::new(),
             made: Vec::new(),
             under_way: None,
@@ -108,6 +111,12 @@ impl World {
             return;
         }
         let mut planning = self.plans.swap_remove(at % self.plans.len());
+        // It is asked for anew for each attempt.
+        for _ in 0..2 {
+            if (planning.record)(&mut self.core).is_none() {
+                return;
+            }
+        }
         if let Some(record) = (planning.record)(&mut self.core) {
             let layout = self.core.plan_now(&record);
             self.made.push((planning, record, layout));
@@ -121,16 +130,28 @@ impl World {
         }
     }
 
-    /// A switch is asked for what is wanted when the call is made, once that is on disk.
-    fn answer(&mut self, at: usize, done: Result<(), Declined>) {
+    /// A switch is asked for what is wanted when the call is made, once that is on disk. It may have done it although the answer says otherwise.
+    fn call(&mut self, at: usize, is_done: bool, answer: Result<(), Declined>) {
         if self.asked.is_empty() || self.core.journal.pending() != Pending::Nothing {
             return;
         }
         let asked = self.asked.swap_remove(at % self.asked.len());
-        if done.is_ok() {
+        if is_done {
             self.sync(&asked.switch, &asked.group);
         }
-        self.core.handle_synced(&asked.group, asked.number, done);
+        self.called.push((asked, answer));
+    }
+
+    fn end_call(&mut self, at: usize) {
+        if !self.called.is_empty() {
+            let (asked, answer) = self.called.swap_remove(at % self.called.len());
+            self.core.handle_synced(&asked.group, asked.number, answer);
+        }
+    }
+
+    fn answer(&mut self, at: usize, answer: Result<(), Declined>) {
+        self.call(at, answer.is_ok(), answer);
+        self.end_call(0);
     }
 
     fn sync(&mut self, switch: &str, group: &str) {
@@ -188,7 +209,8 @@ impl World {
             self.end_write(true);
             self.make_plan(0);
             self.end_plan(0);
-            self.answer(0, Ok(()));
+            self.call(0, true, Ok(()));
+            self.end_call(0);
             self.take();
             if round % 50 == 49 {
                 self.write_all();
@@ -233,9 +255,10 @@ enum Act {
     StoreWorks,
     MakePlan(usize),
     EndPlan(usize),
-    Answer(usize),
-    Unreachable(usize),
+    Call(usize),
+    Unreachable(usize, bool),
     NoRoom(usize),
+    EndCall(usize),
     Down(usize),
     /// It has not reported yet.
     Silent(usize),
@@ -255,9 +278,10 @@ fn act() -> impl Strategy<Value = Act> {
         2 => Just(Act::StoreWorks),
         4 => any().prop_map(Act::MakePlan),
         4 => any().prop_map(Act::EndPlan),
-        6 => any().prop_map(Act::Answer),
-        1 => any().prop_map(Act::Unreachable),
+        6 => any().prop_map(Act::Call),
+        1 => (any(), proptest::bool::ANY).prop_map(|(at, is_done)| Act::Unreachable(at, is_done)),
         1 => any().prop_map(Act::NoRoom),
+        6 => any().prop_map(Act::EndCall),
         1 => switch().prop_map(Act::Down),
         1 => switch().prop_map(Act::Silent),
         2 => switch().prop_map(Act::Up),
@@ -282,9 +306,10 @@ fn apply(world: &mut World, act: &Act) {
         }
         Act::MakePlan(at) => world.make_plan(at),
         Act::EndPlan(at) => world.end_plan(at),
-        Act::Answer(at) => world.answer(at, Ok(())),
-        Act::Unreachable(at) => world.answer(at, Err(unreachable())),
-        Act::NoRoom(at) => world.answer(at, Err(no_room(SWITCHES[at % SWITCHES.len()]))),
+        Act::Call(at) => world.call(at, true, Ok(())),
+        Act::Unreachable(at, is_done) => world.call(at, is_done, Err(unreachable())),
+        Act::NoRoom(at) => world.call(at, false, Err(no_room(SWITCHES[at % SWITCHES.len()]))),
+        Act::EndCall(at) => world.end_call(at),
         Act::Down(switch) => {
             let down = Reach::Down("it is silent".into());
             world.core.facts.set_reach(SWITCHES[switch], down);
@@ -323,7 +348,8 @@ proptest! {
         }
         prop_assert_eq!(&world.switches, &wanted);
         prop_assert!(world.asked.is_empty() && world.plans.is_empty() && world.made.is_empty());
-        prop_assert!(world.core.works.to_store.is_empty());
+        let works = &world.core.works;
+        prop_assert!(works.to_store.is_empty() && works.to_report.is_empty() && works.to_replan.is_empty());
     }
 }
 
@@ -557,6 +583,31 @@ fn nothing_is_begun_after_the_end() {
     world.core.drive("a");
     world.pass(Duration::ZERO);
     assert_eq!((world.asked.len(), world.plans.len()), (1, 0));
+
+    // Nothing is placed, so nobody is asked.
+    let mut world = World::new();
+    world.join("a", 0);
+    world.core.destroy("a").unwrap();
+    world.begin_write();
+    world.end_write(true);
+    world.core.journal.close();
+    world.pass(Duration::ZERO);
+    assert!(world.core.group("a").is_ok());
+}
+
+/// Its members come and go while it waits for the store: it waits no longer for that.
+#[test]
+fn changes_of_others_keep_no_work_waiting() {
+    let mut world = with_job();
+    world.call(0, true, Ok(()));
+    world.core.destroy("a").unwrap();
+    world.end_call(0);
+    world.begin_write();
+    world.core.try_change("a", |r| r.owner = "somebody".into());
+    world.end_write(true);
+    world.pass(Duration::ZERO);
+    world.take();
+    assert_eq!(world.asked.len(), 1, "it is removed");
 }
 
 /// The helper of the other tests of the state does what a write does.
