@@ -16,7 +16,7 @@ use castnet_topology::{MulticastRoute, Topology};
 use tonic::Status;
 
 use crate::collective_places::set_link;
-use crate::common::{Client, Events, Lab, destruction, reaches, until};
+use crate::common::{Client, Events, Lab, destruction, moment, reaches, until};
 
 /// Six leaves with a host each below a programmable router, with the addresses of `castnet rules core`.
 fn star(block: &str) -> Topology {
@@ -389,7 +389,7 @@ async fn relays_get_their_routes_and_those_of_a_failed_one_move() {
         {
             break;
         }
-        tokio::task::yield_now().await;
+        moment().await;
     }
     assert!(others(&after(5)), "one failure is recovered from");
     let tor5 = lab.switches.get_mut("tor5").unwrap();

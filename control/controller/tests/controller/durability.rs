@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::common::faults::{FaultyStore, Random, seeds};
 use crate::common::ranks::{Rank, all, shown};
-use crate::common::{Client, Events, Lab, PATIENCE, creation, destruction, reaches, start_with};
+use crate::common::{Client, Events, Lab, PATIENCE, creation, destruction, moment, reaches, start_with};
 use castnet_controller::Controller;
 use castnet_controller::store::Store;
 use castnet_controller::store::memory::MemoryStore;
@@ -50,6 +50,7 @@ async fn create_again(client: &mut Client, request: v1::CreateGroupRequest) {
     let created = async {
         while let Err(status) = client.create_group(request.clone()).await {
             says_why(&status);
+            moment().await;
         }
     };
     tokio::time::timeout(PATIENCE, created).await.unwrap();
@@ -271,9 +272,7 @@ async fn nobody_sees_a_change_before_it_is_written() {
     let asks = tokio::spawn(async move { exists(&asking, "g").await });
     let same = creation("g", &["h0", "h2"]);
     let twice = tokio::spawn(async move { twin.create_group(same).await });
-    for _ in 0..1000 {
-        tokio::task::yield_now().await;
-    }
+    moment().await;
     assert!(!create.is_finished() && !asks.is_finished() && !twice.is_finished());
     assert!(lab.journal.lock().is_empty());
     gate.add_permits(1000);
@@ -303,10 +302,8 @@ async fn changes_that_come_at_once_are_written_at_once() {
     }
     let before = store.commits();
     tokio::time::timeout(PATIENCE, waits.recv()).await.unwrap();
-    // Meanwhile the others reach the controller, which runs on this thread.
-    for _ in 0..10_000 {
-        tokio::task::yield_now().await;
-    }
+    // Meanwhile the others reach the controller.
+    moment().await;
     gate.add_permits(1000);
     for create in creates {
         create.await.unwrap().unwrap();
@@ -346,10 +343,8 @@ async fn groups_that_end_while_a_switch_is_reconciled_leave_nothing_there() {
     }
     tokio::time::timeout(PATIENCE, waits.recv()).await.unwrap();
     guard.add_permits(1000);
-    // Meanwhile the others reach the controller, and it goes on with the switch: it runs on this thread.
-    for _ in 0..10_000 {
-        tokio::task::yield_now().await;
-    }
+    // Meanwhile the others reach the controller, and it goes on with the switch.
+    moment().await;
     gate.add_permits(1000);
     for end in ends {
         end.await.unwrap().unwrap();
@@ -412,6 +407,7 @@ async fn whichever_write_fails_ranks_meet() {
                         Ok(answer) => break answer.into_inner(),
                         Err(status) => says_why(&status),
                     }
+                    moment().await;
                 }
             };
             let stream = tokio::time::timeout(PATIENCE, joined).await.unwrap();

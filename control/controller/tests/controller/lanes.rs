@@ -1,7 +1,7 @@
 //! Groups of several lanes: one for whoever asks, K on the switches, all of them or none.
 
 use crate::common::ranks::{Rank, all, shown};
-use crate::common::{Lab, creation, destruction, last, next, phase, reaches, start};
+use crate::common::{Lab, creation, destruction, last, moment, next, phase, reaches, start};
 use castnet_controller::{Checkpoint, Checkpoints, Config};
 use castnet_proto::convert::violations;
 use castnet_proto::v1;
@@ -211,7 +211,7 @@ async fn a_restart_keeps_the_lanes_and_a_switch_gets_all_of_them_again() {
     lab.switches.get_mut("spine0").unwrap().restart().await;
     let mut placed = lab.placed();
     while placed.len() < 6 {
-        tokio::task::yield_now().await;
+        moment().await;
         placed = lab.placed();
     }
     assert!(placed.contains(&"spine0 g/1.1".to_owned()), "{placed:?}");
@@ -322,7 +322,7 @@ async fn a_collective_group_is_placed_with_all_its_lanes_or_not_at_all() {
     assert!(seen[0].reason.contains("no room for job/1"), "{}", seen[0].reason);
     let mut left = lab.placed();
     while !left.is_empty() {
-        tokio::task::yield_now().await;
+        moment().await;
         left = lab.placed();
     }
 }

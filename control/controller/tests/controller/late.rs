@@ -6,7 +6,7 @@ use castnet_proto::v1::MemberPhase::{Expected, Joined, Joining};
 use castnet_proto::v1::{MemberLoss, MemberPhase};
 use tonic::{Code, Status, Streaming};
 
-use crate::common::{Client, Events, Lab, creation, next, reaches};
+use crate::common::{Client, Events, Lab, creation, moment, next, reaches};
 
 const HOSTS: [&str; 4] = ["h0", "h1", "h2", "h3"];
 const LEASE: Option<u32> = Some(600_000);
@@ -35,7 +35,7 @@ async fn join(lab: &Lab, client: &Client, host: &str, qpn: u32) -> Call {
             Ok(call) => return call,
             Err(status) => assert_eq!(status.code(), Code::Unavailable, "{status}"),
         }
-        tokio::task::yield_now().await;
+        moment().await;
     }
 }
 
@@ -131,7 +131,7 @@ async fn a_receiver_that_was_lost_comes_back_while_the_others_go_on() {
                 "{status}"
             ),
         }
-        tokio::task::yield_now().await;
+        moment().await;
     };
     let state = next(&mut late).await;
     assert_eq!(state.phase(), Installing);
@@ -215,7 +215,7 @@ async fn refusals_name_the_reason() {
         if status.message().contains("while it runs") {
             break status;
         }
-        tokio::task::yield_now().await;
+        moment().await;
     };
     assert_eq!(status.code(), Code::FailedPrecondition);
     let wanted = "host h2 cannot join group g while it runs: join with a lease";

@@ -6,7 +6,7 @@ use castnet_proto::v1::{CollectivePhase, MemberLoss, MemberPhase};
 use tonic::{Code, Streaming};
 
 use crate::common::ranks::{Rank, all};
-use crate::common::{Client, Events, Lab, creation, next, reaches};
+use crate::common::{Client, Events, Lab, creation, moment, next, reaches};
 
 /// A lease that does not end here.
 const LONG: Option<u32> = Some(600_000);
@@ -117,7 +117,7 @@ async fn a_source_that_is_back_with_a_new_queue_pair_opens_the_group() {
             Ok(call) => break call.into_inner(),
             Err(status) => assert_eq!(status.code(), Code::FailedPrecondition),
         }
-        tokio::task::yield_now().await;
+        moment().await;
     };
     let _receivers = [
         join(&lab, &client, "h1", 18, LONG).await,

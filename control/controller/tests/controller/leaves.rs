@@ -11,7 +11,7 @@ use castnet_topology::{End, Topology};
 use tonic::{Code, Status, Streaming};
 
 use crate::collective_places::set_link;
-use crate::common::{Client, Events, Lab, creation, next, reaches};
+use crate::common::{Client, Events, Lab, creation, moment, next, reaches};
 
 const HOSTS: [&str; 3] = ["h0", "h1", "h2"];
 
@@ -456,6 +456,7 @@ async fn a_group_whose_members_all_send_ends_with_any_of_them() {
                 // The controller may not know yet that the call has ended.
                 while let Err(status) = try_join(&lab, &client, ("g", "h1"), qpn, true).await {
                     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+                    moment().await;
                 }
             }
             4 => lab.switches.get_mut("leaf0").unwrap().restart().await,

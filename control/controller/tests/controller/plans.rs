@@ -1,6 +1,6 @@
 //! What a group would be, before it is created.
 
-use crate::common::{Client, Lab, creation, reaches};
+use crate::common::{Client, Lab, creation, moment, reaches};
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::Active;
 use castnet_proto::v1::plan_group_request::Group;
@@ -55,6 +55,7 @@ async fn until(client: &Client, is_so: impl Fn(&v1::SwitchState) -> bool) {
         if listed.into_inner().switches.iter().all(&is_so) {
             return;
         }
+        moment().await;
     }
 }
 

@@ -7,7 +7,7 @@ use castnet_topology::Topology;
 
 use crate::collective_places::{set_link, spine, two_spines};
 use crate::common::faults::{Random, seeds};
-use crate::common::{Client, Events, Lab, creation, reaches};
+use crate::common::{Client, Events, Lab, creation, moment, reaches};
 use crate::replan_routed::until_link;
 
 /// Ports of a leaf that lead to the spines follow those of its two hosts.
@@ -227,7 +227,7 @@ async fn a_group_goes_on_without_a_switch_that_no_neighbour_hears_any_more() {
         hear(&lab, leaf, &["spine0", "spine1"]);
     }
     while lab.placed().iter().any(|p| p.starts_with(&format!("{lost} g."))) {
-        tokio::task::yield_now().await;
+        moment().await;
     }
     assert!(placed(&lab));
 }
@@ -283,7 +283,7 @@ async fn a_group_goes_on_without_a_switch_that_it_waits_for_and_that_does_not_an
         until(&client, |s| s.generation > before.generation).await;
         let other = if lost == "spine0" { "spine1" } else { "spine0" };
         while !lab.placed().iter().any(|p| p.starts_with(&format!("{other} g."))) {
-            tokio::task::yield_now().await;
+            moment().await;
         }
     }
 }
@@ -376,7 +376,7 @@ async fn a_group_is_where_it_can_be_whatever_is_lost() {
                     break;
                 }
                 assert!(now <= generation + 1);
-                tokio::task::yield_now().await;
+                moment().await;
             }
             let (now, at) = look().await;
             assert!(

@@ -8,7 +8,7 @@ use castnet_proto::v1::endpoint::NextHop;
 use castnet_topology::Topology;
 
 use crate::collective_places::set_link;
-use crate::common::{Client, Events, Lab, reaches};
+use crate::common::{Client, Events, Lab, moment, reaches};
 
 /// Ports of a leaf after those of its two hosts.
 const FIRST: u32 = 2;
@@ -164,7 +164,7 @@ pub(crate) async fn until_link(client: &Client, switch: &str, port: u32, up: boo
         if link.up == up {
             return;
         }
-        tokio::task::yield_now().await;
+        moment().await;
     }
 }
 

@@ -1,6 +1,6 @@
 //! Controllers that are killed, switches that restart or go away: what is wanted comes about all the same.
 
-use crate::common::{Events, Lab, PATIENCE, creation, destruction, reaches, start};
+use crate::common::{Events, Lab, PATIENCE, creation, destruction, moment, reaches, start};
 use castnet_controller::store::content::{export, import};
 use castnet_controller::store::redb::{RedbStore, content};
 use castnet_controller::store::{Entry, Store, Write};
@@ -274,7 +274,7 @@ async fn a_group_whose_record_does_not_read_is_set_apart() {
     reaches(&client, "k", Active).await;
     let gone = async {
         while lab.switch("leaf0").groups() != ["k.1", "new.1"] {
-            tokio::task::yield_now().await;
+            moment().await;
         }
     };
     tokio::time::timeout(PATIENCE, gone).await.expect("it is removed");
@@ -357,7 +357,7 @@ async fn what_is_removed_behind_its_back_comes_back() {
     assert!(agent.remove_group(request).await.unwrap().into_inner().removed);
     let back = async {
         while lab.switch("leaf1").changes().len() < 3 {
-            tokio::task::yield_now().await;
+            moment().await;
         }
     };
     tokio::time::timeout(PATIENCE, back).await.expect("it comes back");

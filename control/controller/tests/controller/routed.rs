@@ -9,7 +9,7 @@ use castnet_topology::Topology;
 use tonic::Code;
 
 use crate::common::ranks::{all, shown, vanishes};
-use crate::common::{Events, Lab, creation, destruction, last, reaches};
+use crate::common::{Events, Lab, creation, destruction, last, moment, reaches};
 
 /// Two leaves with a router between them: h0 and h1 at leaf0, h2 and h3 at leaf1, h4 at the router. leaf0 has two McstIDs.
 async fn lab() -> Lab {
@@ -347,7 +347,7 @@ async fn switches_learn_which_sources_their_hosts_may_not_have() {
             prefixes: ["10.201.0.0/30", "10.202.0.0/24"].map(String::from).into(),
         };
         while lab.switch(leaf).with(|toy| toy.guard != wanted) {
-            tokio::task::yield_now().await;
+            moment().await;
         }
     }
 }

@@ -5,7 +5,7 @@ use castnet_proto::v1::GroupPhase::{Active, Failed, Registered};
 use castnet_proto::v1::agent_event::Event::PathStalled;
 use castnet_proto::v1::{MemberLoss, MemberPhase};
 
-use crate::common::{Client, Events, Lab, reaches};
+use crate::common::{Client, Events, Lab, moment, reaches};
 
 const MS: u64 = 1_000_000;
 
@@ -91,7 +91,7 @@ async fn a_receiver_that_stalls_is_put_out_and_all_learn_why() {
         (says, says)
     );
     while lab.placed() != ["leaf0 g.2", "leaf1 g.2", "spine0 g.2"] {
-        tokio::task::yield_now().await;
+        moment().await;
     }
     // It is no member of the running group any more, until it joins again.
     report(&lab, "leaf1", &stalled(&after, "h3"));
@@ -224,6 +224,6 @@ async fn without_its_last_receiver_a_group_waits_for_its_members_again() {
         "{state:?}"
     );
     while !lab.placed().is_empty() {
-        tokio::task::yield_now().await;
+        moment().await;
     }
 }

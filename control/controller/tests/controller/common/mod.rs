@@ -778,6 +778,11 @@ impl Events {
     }
 }
 
+/// In virtual time it is over when everybody else waits: to ask again and again stops the clock.
+pub(crate) async fn moment() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
 /// Waits until a switch is as wanted. The controller says that a switch is up before it has installed groups there.
 pub(crate) async fn until(what: &str, mut is: impl FnMut() -> bool) {
     let waited = async {
