@@ -131,18 +131,6 @@ pub(crate) enum Refusal {
         used: u64,
         more: u64,
     },
-    #[error(
-        "host {host:?} may have created jobs with {quota_mib} MiB at a switch, has some with {} KiB, and this one needs {} KiB (slots of \
-         each lane, as if all ranks were at one switch): give it a smaller window, smaller packets or fewer lanes; or an operator gives the \
-         host a tenant, or more host_memory_mib",
-        .used_bytes >> 10, .more_bytes.div_ceil(1 << 10)
-    )]
-    HostMemory {
-        host: String,
-        quota_mib: u64,
-        used_bytes: u64,
-        more_bytes: u64,
-    },
     #[error("host {host:?} is not known; the certificate of the caller has the name {name:?}: use this one")]
     OtherSpelling { host: String, name: String },
     #[error(
@@ -283,7 +271,6 @@ impl Refusal {
             Self::PoolExhausted { .. } => (Code::ResourceExhausted, "mcst_id"),
             Self::Quota { .. } => (Code::ResourceExhausted, "tenant"),
             Self::HostQuota { .. } => (Code::ResourceExhausted, "host_groups"),
-            Self::HostMemory { .. } => (Code::ResourceExhausted, "host_memory_mib"),
             Self::OtherSpelling { .. } => (Code::InvalidArgument, "host"),
             Self::NoRateLimit { .. } => (Code::InvalidArgument, "rate_limit"),
             Self::BurstTooLarge { .. } => (Code::InvalidArgument, "rate_limit.burst_bytes"),
