@@ -43,12 +43,6 @@ pub(crate) enum Refusal {
     UnknownHost { field: String, host: String },
     #[error("there is no switch {switch:?}: neither the topology has it nor has it reported")]
     UnknownSwitch { field: String, switch: String },
-    #[error("switch {switch:?} is not in the tree of the job, whose switches are {}: leave its mode out", list_text(.tree))]
-    NotInTree {
-        field: String,
-        switch: String,
-        tree: Vec<String>,
-    },
     #[error("{name:?} is a switch")]
     NameOfSwitch { field: String, name: String },
     #[error("the topology says that host {host:?} has {known}, not {given}")]
@@ -255,9 +249,9 @@ impl Refusal {
             Self::UnknownHost { field, .. } | Self::UnknownSwitch { field, .. } => (Code::NotFound, field),
             Self::NoHost { .. } => (Code::NotFound, "name"),
             Self::HostOfFile { .. } | Self::HostInGroups { .. } => (Code::FailedPrecondition, "name"),
-            Self::OtherAddress { field, .. }
-            | Self::AddressIsMcstId { field, .. }
-            | Self::NotInTree { field, .. } => (Code::InvalidArgument, field),
+            Self::OtherAddress { field, .. } | Self::AddressIsMcstId { field, .. } => {
+                (Code::InvalidArgument, field)
+            }
             Self::NameOfSwitch { field, .. }
             | Self::AddressTaken { field, .. }
             | Self::QueuePairTaken { field, .. } => (Code::AlreadyExists, field),
