@@ -207,7 +207,7 @@ async fn an_operator_creates_a_collective_group_and_ranks_fill_it() {
     let created = fabric.castnet(&args).await;
     let (code, text) = fabric.refused(&args).await;
     assert!(
-        code == Some(3) && text.contains(" next: castnet group show g shows it"),
+        code == Some(3) && text.contains(" next: castnet group list shows the groups"),
         "{text}"
     );
     let (code, text) = fabric.refused(&["group", "show", "nobody"]).await;
