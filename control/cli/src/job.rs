@@ -81,7 +81,7 @@ pub(crate) struct CreateJob {
     /// connections and works with whole messages
     #[arg(long, value_name = "MODE", value_parser = mode)]
     mode: Option<CollectiveMode>,
-    /// A switch of its tree with another mode than the group's, as SWITCH=MODE; give it once for each. An edge between switches of different modes is a
+    /// A switch with another mode than the group's, as SWITCH=MODE; give it once for each. An edge between switches of different modes is a
     /// connection of its own
     #[arg(long, value_name = "SWITCH=MODE", value_parser = switch_mode)]
     mode_at: Vec<(String, CollectiveMode)>,

@@ -162,7 +162,7 @@ impl Place {
         }
     }
 
-    /// Whether it is a file that has something, perhaps of an older layout.
+    /// Whether it is a file that has something.
     fn is_there(&self) -> bool {
         match self {
             Self::File(path) => path.exists(),
@@ -258,7 +258,7 @@ impl StoreCommand {
                     .map_or(0, |now| now.as_secs());
                 let now = above.map_or(now, |epoch| now.max(epoch + 1));
                 let place = Place::of(&store)?;
-                // A document with faults creates no file. To open a store of an older layout converts it, so it is looked at first.
+                // A document with faults creates no file: it is tried in memory first.
                 let memory = MemoryStore::default();
                 if !force && place.is_there() {
                     memory.commit(batch(place.read().await?)).await.map_err(failed)?;

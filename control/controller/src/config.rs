@@ -21,8 +21,6 @@ use crate::store::etcd::{DEFAULT_LEAD_TTL, EtcdConfig};
 pub const DEFAULT_MCST_POOL: &str = "10.200.0.0/16";
 /// Default number of groups that a host may have created: a 64th of the default pool.
 const DEFAULT_HOST_GROUPS: u64 = 1024;
-/// Default memory of a switch for the jobs that a host has created: a quarter of the default of a switch.
-const DEFAULT_HOST_MEMORY_MIB: u64 = 16;
 /// Default address of a controller.
 pub const DEFAULT_LISTEN: &str = "http://127.0.0.1:7470";
 
@@ -42,8 +40,6 @@ pub struct Config {
     /// Maximum number of groups that a host has created, if it has no tenant; each lane of a group counts, once for each 64
     /// ranks. A host is who calls with a certificate that is in no list of `roles`.
     pub host_groups: u64,
-    /// Maximum memory, in MiB, of the jobs that a host has created, at a switch that has all their ranks, if it has no tenant.
-    pub host_memory_mib: u64,
     /// The switches.
     pub switches: Vec<SwitchConfig>,
     /// The fabric; `None`: from the switches' reports.
@@ -122,7 +118,6 @@ impl Config {
             audit_log: None,
             tenants: Vec::new(),
             host_groups: DEFAULT_HOST_GROUPS,
-            host_memory_mib: DEFAULT_HOST_MEMORY_MIB,
             switches,
             topology: None,
             // A private range that is rarely in use.
@@ -157,7 +152,6 @@ impl Config {
     /// socket_mode = "0660"                  # the default with a group
     /// roles = { operators = ["ops.example"], read_only = ["grafana.example"] }    # others with a certificate are hosts
     /// host_groups = 1024                    # the default: groups that a host without a tenant may have created
-    /// host_memory_mib = 16                  # the default: memory of a switch for the jobs that such a host has created
     /// timeouts = { switch_ms = 5000, host_ms = 15000, reconcile_ms = 10000, link_ms = 5000 }
     ///
     /// [[switches]]
@@ -261,10 +255,6 @@ impl Config {
                 v.number(0..=u64::MAX, "is no number of groups")
             });
             config.host_groups = host_groups.unwrap_or(config.host_groups);
-            let memory = t.get("host_memory_mib", |v| {
-                v.number(0..=u64::MAX >> 20, "is no number of MiB")
-            });
-            config.host_memory_mib = memory.unwrap_or(config.host_memory_mib);
             config.switches = t.items("switches", "a list of switches: [[switches]]", |v| {
                 let t = v.table("a switch: [[switches]]")?;
                 let name = t.need("name", "a name in quotes", |v| v.accept(name_of(v.text()?)));

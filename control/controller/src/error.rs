@@ -43,12 +43,6 @@ pub(crate) enum Refusal {
     UnknownHost { field: String, host: String },
     #[error("there is no switch {switch:?}: neither the topology has it nor has it reported")]
     UnknownSwitch { field: String, switch: String },
-    #[error("switch {switch:?} is not in the tree of the job, whose switches are {}: leave its mode out", list_text(.tree))]
-    NotInTree {
-        field: String,
-        switch: String,
-        tree: Vec<String>,
-    },
     #[error("{name:?} is a switch")]
     NameOfSwitch { field: String, name: String },
     #[error("the topology says that host {host:?} has {known}, not {given}")]
@@ -130,18 +124,6 @@ pub(crate) enum Refusal {
         quota: u64,
         used: u64,
         more: u64,
-    },
-    #[error(
-        "host {host:?} may have created jobs with {quota_mib} MiB at a switch, has some with {} KiB, and this one needs {} KiB (slots of \
-         each lane, as if all ranks were at one switch): give it a smaller window, smaller packets or fewer lanes; or an operator gives the \
-         host a tenant, or more host_memory_mib",
-        .used_bytes >> 10, .more_bytes.div_ceil(1 << 10)
-    )]
-    HostMemory {
-        host: String,
-        quota_mib: u64,
-        used_bytes: u64,
-        more_bytes: u64,
     },
     #[error("host {host:?} is not known; the certificate of the caller has the name {name:?}: use this one")]
     OtherSpelling { host: String, name: String },
@@ -267,9 +249,9 @@ impl Refusal {
             Self::UnknownHost { field, .. } | Self::UnknownSwitch { field, .. } => (Code::NotFound, field),
             Self::NoHost { .. } => (Code::NotFound, "name"),
             Self::HostOfFile { .. } | Self::HostInGroups { .. } => (Code::FailedPrecondition, "name"),
-            Self::OtherAddress { field, .. }
-            | Self::AddressIsMcstId { field, .. }
-            | Self::NotInTree { field, .. } => (Code::InvalidArgument, field),
+            Self::OtherAddress { field, .. } | Self::AddressIsMcstId { field, .. } => {
+                (Code::InvalidArgument, field)
+            }
             Self::NameOfSwitch { field, .. }
             | Self::AddressTaken { field, .. }
             | Self::QueuePairTaken { field, .. } => (Code::AlreadyExists, field),
@@ -283,7 +265,6 @@ impl Refusal {
             Self::PoolExhausted { .. } => (Code::ResourceExhausted, "mcst_id"),
             Self::Quota { .. } => (Code::ResourceExhausted, "tenant"),
             Self::HostQuota { .. } => (Code::ResourceExhausted, "host_groups"),
-            Self::HostMemory { .. } => (Code::ResourceExhausted, "host_memory_mib"),
             Self::OtherSpelling { .. } => (Code::InvalidArgument, "host"),
             Self::NoRateLimit { .. } => (Code::InvalidArgument, "rate_limit"),
             Self::BurstTooLarge { .. } => (Code::InvalidArgument, "rate_limit.burst_bytes"),

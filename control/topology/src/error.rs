@@ -15,7 +15,7 @@ pub enum TopologyError {
     #[error("the name {name:?} is taken")]
     DuplicateNode { name: String },
     /// Two hosts have the address, an IPv4 or an Ethernet address.
-    #[error("{address} of host {host:?} is the address of host {first:?} too")]
+    #[error("{address} of host {host:?} is the address of host {first:?} too: leave out what hosts share")]
     DuplicateAddress {
         address: String,
         host: String,

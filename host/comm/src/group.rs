@@ -2,6 +2,7 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::marker::PhantomData;
+use std::net::Ipv4Addr;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,6 +67,15 @@ pub(crate) struct Group {
     spinner: Spinner,
 }
 
+/// A name that is an address is taken for that of a group.
+fn sub_name(job: &str, number: u64, lowest: u16) -> String {
+    let name = format!("{job}.{number}.{lowest}");
+    match name.parse::<Ipv4Addr>() {
+        Ok(_) => format!("{job}.s{number}.{lowest}"),
+        Err(_) => name,
+    }
+}
+
 impl Group {
     /// The group of the whole job.
     pub(crate) fn own(job: Weak<Job>, config: CommConfig, members: Rc<[u16]>, rnic: SharedRnic) -> Self {
@@ -92,7 +102,7 @@ impl Group {
     /// A group of some ranks of the job, which their first collective establishes. `config` has the name of the job.
     pub(crate) fn sub(&self, mut config: CommConfig, members: Rc<[u16]>, number: u64) -> Self {
         let lowest = members.iter().min().copied().unwrap_or_default();
-        config.job = format!("{}.{number}.{lowest}", config.job);
+        config.job = sub_name(&config.job, number, lowest);
         let mut group = Self::own(self.job.clone(), config, members, self.rnic.clone());
         (group.number, group.control) = (number, self.control.clone());
         group
@@ -510,5 +520,18 @@ impl Drop for Group {
             }
         }
         self.release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As of a step of a batch system, whose name has a number.
+    #[test]
+    fn no_name_of_a_group_is_an_address() {
+        assert_eq!(sub_name("train", 2, 4), "train.2.4");
+        assert_eq!(sub_name("42.0", 1, 3), "42.0.s1.3");
+        assert_eq!(sub_name("4242.0", 1, 3), "4242.0.1.3");
     }
 }

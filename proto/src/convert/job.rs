@@ -177,7 +177,10 @@ pub fn rank_join_from_proto(message: &v1::InitGroupRequest) -> Result<RankJoin, 
         let why = "modes of switches: an operator gives them, who creates the group";
         r.fault("settings.modes", out_of_range(settings.modes.len(), why));
     }
-    r.take("job", laned_name(&message.job, settings.lanes));
+    // A group that is there keeps its name.
+    if message.returns_to.is_none() && message.rejoin_of.is_none() {
+        r.take("job", laned_name(&message.job, settings.lanes));
+    }
     check_secret(&message.secret, &mut r);
     let lease = wait("lease_ms", message.lease_ms, DEFAULT_LEASE_MS, &mut r);
     for (field, generation) in [

@@ -41,7 +41,7 @@ pub(super) const FLAGS: Flags = Flags {
 
 /// Whether it is the fabric that a request is refused for: where its hosts are, or what switches have.
 pub(super) fn are_of_fabric(violations: &[Violation]) -> bool {
-    let parts = ["members", "ranks[", "modes", "switches.", "topology"];
+    let parts = ["members", "ranks[", "modes", "topology"];
     let is_of_fabric = |v: &Violation| parts.iter().any(|part| v.field.starts_with(part));
     violations.iter().any(is_of_fabric)
 }

@@ -398,17 +398,23 @@ const MESSAGES: Messages = Messages {
 
 /// Waits until host 2 is in this phase.
 async fn becomes(fabric: &Fabric, wanted: MemberPhase) {
+    let is = |group: &v1::Group| {
+        let mut members = group.state.iter().flat_map(|state| &state.members);
+        members.any(|m| m.host == "h2" && m.phase() == wanted)
+    };
+    until(fabric, is).await;
+}
+
+/// Waits until the group is as wanted.
+async fn until(fabric: &Fabric, is: impl Fn(&v1::Group) -> bool) {
     let seen = async {
         let request = v1::WatchControllerEventsRequest::default();
         let events = fabric.client.clone().watch_events(request).await;
         let mut events = events.expect("events").into_inner();
         loop {
-            let state = state(fabric, "g").await;
-            if state
-                .members
-                .iter()
-                .any(|m| m.host == "h2" && m.phase() == wanted)
-            {
+            let request = v1::GetGroupRequest { group: "g".into() };
+            let group = fabric.client.clone().get_group(request).await;
+            if is(group.expect("a group").get_ref()) {
                 return;
             }
             events.message().await.expect("events");
@@ -498,6 +504,8 @@ async fn a_receiver_comes_back_into_the_running_stream() {
         }
         let late = receive_messages(open, config);
         becomes(&fabric, MemberPhase::Joining).await;
+        // Without its part of the group, its switch would let the rest of the stream pass.
+        until(&fabric, |group| group.tree.iter().all(|node| node.installed)).await;
         go.send_replace(true);
         let late = late.await.expect("no panic").expect("it is in again");
         assert!((1..=1500).contains(&late), "{late} messages");

@@ -17,7 +17,6 @@ use crate::error::Refusal;
 use crate::state::core::Core;
 use crate::state::foresee::{self, Foreseen, Wanted};
 use crate::state::kinds::collective::record::Collective;
-use crate::state::kinds::collective::requests::check_modes;
 use crate::state::kinds::multicast::record::Multicast;
 use crate::state::kinds::{self, Kind};
 use crate::state::lifecycle::Phase;
@@ -183,9 +182,6 @@ impl Shared {
         let own = self.turns.own(caller).await?;
         let record = |core: &mut Core| wanted.record(core);
         let then = |core: &mut Core, record, layout: Result<Layout, NoPlan>| {
-            if let Wanted::Collective(group) = wanted {
-                check_modes(&group.settings, &layout)?;
-            }
             let has_own = |layout: &Layout| !layout.new_mcst_ids.is_empty();
             match wanted.mcst_id() {
                 Some(mcst_id) if layout.as_ref().is_ok_and(has_own) => Err(Refusal::McstIdNotOwn { mcst_id }),
@@ -228,9 +224,8 @@ impl Shared {
             let record = core.draw_up(&new.name, kind, common, new.mcst_id, owner);
             record.map(|record| record.described(&new.description))
         };
-        let then = |core: &mut Core, record, layout: Result<Layout, NoPlan>| {
+        let then = |core: &mut Core, record, layout| {
             core.check_collective(&new)?;
-            check_modes(&new.settings, &layout)?;
             core.create(record, new.mcst_id, layout)?;
             let (entry, _) = core.collective(&new.name)?;
             Ok(kinds::collective::view::state(core, entry))

@@ -147,8 +147,8 @@ struct Indexes {
     by_switch: BTreeMap<String, BTreeSet<String>>,
     own: BTreeMap<String, Usage>,
     tenants: BTreeMap<String, Quotas>,
-    /// What the groups of each owner use.
-    owners: HashMap<String, Quotas>,
+    /// Number of groups by owner, as quotas count them.
+    owners: HashMap<String, u64>,
     load: load::Index,
     queue_pairs: HashMap<(Ipv4Addr, Qpn), Vec<Holder>>,
     /// Groups by host, with the number of its members or ranks there.
@@ -242,8 +242,8 @@ impl Groups {
         self.indexes.tenants.get(tenant).copied().unwrap_or_default()
     }
 
-    /// What the groups of an owner use, as quotas count it.
-    pub(crate) fn owned_by(&self, owner: &str) -> Quotas {
+    /// The number of groups of an owner, as quotas count them.
+    pub(crate) fn owned_by(&self, owner: &str) -> u64 {
         self.indexes.owners.get(owner).copied().unwrap_or_default()
     }
 
@@ -316,11 +316,10 @@ impl Indexes {
                 self.tenants.remove(tenant);
             }
         }
-        if let Some((owner, uses)) = footprint.owner {
+        if let Some((owner, groups)) = footprint.owner {
             let owned = self.owners.entry(owner.into()).or_default();
-            owned.groups = count(owned.groups, uses.groups, add);
-            owned.memory_bytes = count(owned.memory_bytes, uses.memory_bytes, add);
-            if owned.groups == 0 {
+            *owned = count(*owned, groups, add);
+            if *owned == 0 {
                 self.owners.remove(owner);
             }
         }
@@ -373,7 +372,8 @@ struct Footprint<'r> {
     switches: BTreeSet<&'r str>,
     own: BTreeMap<&'r str, Usage>,
     tenant: Option<(&'r str, Quotas)>,
-    owner: Option<(&'r str, Quotas)>,
+    /// With the number of groups that it counts as.
+    owner: Option<(&'r str, u64)>,
     load: Load,
     queue_pairs: Vec<((Ipv4Addr, Qpn), &'r str)>,
     /// Of all members and ranks.
@@ -429,7 +429,7 @@ impl<'r> Footprint<'r> {
                 .filter_map(|s| Some((s.as_str(), usage(record, s)?)))
                 .collect(),
             tenant: (!record.tenant.is_empty()).then(|| (record.tenant.as_str(), Quotas::of(record))),
-            owner: Some((record.owner.as_str(), Quotas::of(record))),
+            owner: Some((record.owner.as_str(), Quotas::of(record).groups)),
             load: load.collect(),
             ..Self::of_members(record)
         }

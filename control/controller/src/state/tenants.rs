@@ -41,29 +41,25 @@ pub struct Tenant {
     pub group_bandwidth: Option<BitRate>,
 }
 
-/// What groups use of the quotas of a tenant, or of a host without one.
+/// What groups use of the quotas of a tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Quotas {
     pub(crate) groups: u64,
     pub(crate) slots: u64,
     /// Bits per second.
     pub(crate) bandwidth: u64,
-    /// Memory of a switch with all ranks, as requested. Only hosts without a tenant have a quota of it.
-    pub(crate) memory_bytes: u64,
 }
 
 impl Quotas {
     pub(crate) fn of(record: &Record) -> Self {
         let lanes = u64::from(record.lanes());
-        let (ranks, slots, bytes) = record.collective().map_or((0, 0, 0), |group| {
-            let ranks = group.ranks.len() as u64;
-            (ranks, u64::from(group.slots()), group.memory_bytes())
+        let (ranks, slots) = record.collective().map_or((0, 0), |group| {
+            (group.ranks.len() as u64, u64::from(group.slots()))
         });
         Self {
             groups: lanes * ranks.div_ceil(RANKS_PER_GROUP).max(1),
             slots: lanes * slots,
             bandwidth: record.rate_limit.map_or(0, |limit| limit.rate.bits_per_second()),
-            memory_bytes: lanes * bytes,
         }
     }
 }
@@ -144,10 +140,17 @@ impl Core {
     /// Refuses a group that exceeds a quota of its tenant; without a tenant, that of the host that creates it.
     pub(crate) fn check_quotas(&self, config: &Config, record: &Record) -> Result<(), Refusal> {
         let Some(tenant) = config.tenants.iter().find(|tenant| tenant.name == record.tenant) else {
-            return match config.is_host(&record.owner) {
-                true => self.check_host_quotas(config, record),
-                false => Ok(()),
-            };
+            let (used, more) = (self.groups.owned_by(&record.owner), Quotas::of(record).groups);
+            if config.is_host(&record.owner) && used + more > config.host_groups {
+                let (host, quota) = (record.owner.clone(), config.host_groups);
+                return Err(Refusal::HostQuota {
+                    host,
+                    quota,
+                    used,
+                    more,
+                });
+            }
+            return Ok(());
         };
         match (tenant.bandwidth, record.rate_limit) {
             (Some(quota), None) => {
@@ -187,28 +190,6 @@ impl Core {
         }
         Ok(())
     }
-
-    fn check_host_quotas(&self, config: &Config, record: &Record) -> Result<(), Refusal> {
-        let host = record.owner.clone();
-        let (used, more) = (self.groups.owned_by(&host), Quotas::of(record));
-        if used.groups + more.groups > config.host_groups {
-            return Err(Refusal::HostQuota {
-                host,
-                quota: config.host_groups,
-                used: used.groups,
-                more: more.groups,
-            });
-        }
-        if used.memory_bytes + more.memory_bytes > config.host_memory_mib << 20 {
-            return Err(Refusal::HostMemory {
-                host,
-                quota_mib: config.host_memory_mib,
-                used_bytes: used.memory_bytes,
-                more_bytes: more.memory_bytes,
-            });
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -226,7 +207,7 @@ mod tests {
             config.listen = "https://127.0.0.1:0".parse().expect("an address");
         });
         core.seat_rank(join("a", 0, 129, ""), "h0").map(drop).unwrap();
-        assert_eq!(core.groups.owned_by("h0").groups, 3);
+        assert_eq!(core.groups.owned_by("h0"), 3);
         let refused = core.seat_rank(join("b", 0, 65, ""), "h0").map(drop).unwrap_err();
         assert!(
             matches!(&refused, Refusal::HostQuota { used: 3, more: 2, .. }),
@@ -237,47 +218,7 @@ mod tests {
         for group in ["a", "b"] {
             core.forget(group).unwrap();
         }
-        assert_eq!(core.groups.owned_by("h0"), Quotas::default());
-    }
-
-    /// A job of one host took the memory of its leaf: with large packets, or with a contribution of each of many ranks in each slot.
-    #[test]
-    fn a_host_has_a_part_of_the_memory_of_a_switch() {
-        let mut core = core(|config| {
-            config.host_memory_mib = 2;
-            config.roles.operators = vec!["ops".into()];
-            config.listen = "https://127.0.0.1:0".parse().expect("an address");
-        });
-        let memory = |core: &Core| core.groups.owned_by("h0").memory_bytes;
-        core.seat_rank(join("a", 0, 2, ""), "h0").map(drop).unwrap();
-        let small = memory(&core);
-        assert!((1..1 << 20).contains(&small), "{small}");
-        let mut wide = join("b", 0, 2, "");
-        wide.settings.pmtu = Some(castnet_wire::Pmtu::B4096);
-        wide.settings.window_packets = Some(512);
-        let mut reproducible = join("b", 0, 64, "");
-        reproducible.settings.reproducible = Some(true);
-        for job in [wide, reproducible] {
-            let refused = core.seat_rank(job, "h0").map(drop).unwrap_err();
-            assert!(
-                matches!(&refused, Refusal::HostMemory { used_bytes, .. } if *used_bytes == small),
-                "{refused}"
-            );
-            let words = tonic::Status::from(refused).message().to_owned();
-            assert!(
-                words.starts_with("host_memory_mib: ") && words.contains("smaller window"),
-                "{words}"
-            );
-        }
-        core.seat_rank(join("b", 0, 2, ""), "h0").map(drop).unwrap();
-        assert_eq!(memory(&core), 2 * small);
-        core.seat_rank(join("c", 0, 1024, ""), "ops")
-            .map(drop)
-            .expect("of an operator");
-        for group in ["a", "b"] {
-            core.forget(group).unwrap();
-        }
-        assert_eq!(memory(&core), 0);
+        assert_eq!(core.groups.owned_by("h0"), 0);
     }
 
     #[test]

@@ -223,7 +223,7 @@ pub fn check(entries: &Entries) -> Vec<EntryFault> {
     if let Some(epoch) = number(REFUSED).filter(|epoch| *epoch == number("epoch").unwrap_or_default()) {
         let refused = StoreError::Refused { epoch };
         let reason = format_args!(
-            "{refused}. No controller begins on this store: use that of the other one; or stop that one, export this store, and import it again"
+            "{refused}. No controller begins on this store: use that of the other one; or stop that one, export this store, and import it again with --force"
         );
         check.add(&meta(REFUSED), reason);
     }

@@ -176,38 +176,3 @@ async fn a_plan_says_which_switches_are_full_or_down_and_why_there_is_none() {
     );
     assert!(lab.placed().is_empty());
 }
-
-/// It would count for nothing, and nobody would notice.
-#[tokio::test(start_paused = true)]
-async fn the_mode_of_a_switch_outside_of_the_tree_is_refused() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
-    until(&client, |s| s.reachable).await;
-    let job = |switches: &[&str]| {
-        let at = |switch: &&str| v1::SwitchMode {
-            switch: (*switch).into(),
-            mode: v1::CollectiveMode::Terminated.into(),
-        };
-        let settings = v1::CollectiveSettings {
-            modes: switches.iter().map(at).collect(),
-            ..Default::default()
-        };
-        v1::CreateCollectiveRequest {
-            name: "job".into(),
-            ranks: vec!["h0".into(), "h1".into()],
-            settings: Some(settings),
-            ..Default::default()
-        }
-    };
-    let outside = job(&["leaf0", "leaf1"]);
-    let planned = plan(&client, Group::Collective(outside.clone())).await;
-    let created = client.create_collective(outside).await;
-    for refused in [planned.unwrap_err(), created.unwrap_err()] {
-        assert_eq!(refused.code(), Code::InvalidArgument);
-        let says = "settings.modes[1].switch: switch \"leaf1\" is not in the tree of the job, whose switches are leaf0: leave its mode out";
-        assert_eq!(refused.message(), says);
-    }
-    let inside = job(&["leaf0"]);
-    plan(&client, Group::Collective(inside.clone())).await.unwrap();
-    client.create_collective(inside).await.unwrap();
-}

@@ -123,7 +123,12 @@ impl Reattach {
         let known = self.mail().disabled.take();
         let disabled = DisabledReceive::new(&self.spec, self.sides, &interface, known);
         self.mail().disabled = disabled;
-        let sockets = Sockets::open(&self.spec, self.sides, interface, self.mtu, self.mac)?;
+        let sockets =
+            Sockets::open(&self.spec, self.sides, interface, self.mtu, self.mac).inspect_err(|_| {
+                // The port does not have the interface.
+                let unused = self.mail().disabled.take();
+                drop(unused);
+            })?;
         match sockets.are_on(self.name()) {
             true => Ok(Box::new(sockets)),
             false => Err(OpenError::NoSuchInterface(self.spec.interface.clone())),

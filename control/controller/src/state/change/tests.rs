@@ -39,11 +39,11 @@ fn follow(core: &mut Core, name: &str) -> Follower {
 
 /// What it was told last: whether the group is there.
 fn told(core: &mut Core, follower: &Follower) -> Option<bool> {
-    let told = core.effects.drain(..).filter_map(|effect| match effect {
+    let mut told = core.effects.drain(..).filter_map(|effect| match effect {
         Effect::Changed { followers, news } if Arc::ptr_eq(&followers, follower) => Some(news.is_some()),
         _ => None,
     });
-    told.last()
+    told.next_back()
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use castnet_group::CollectiveSettings;
-use castnet_rules::TranslatedRule;
 use castnet_wire::Psn;
 use serde::{Deserialize, Serialize};
 
@@ -150,18 +149,6 @@ impl Collective {
         let settings = &self.settings;
         let mode = settings.mode.unwrap_or_default();
         castnet_planner::slots(settings.window_packets, settings.message_packets, mode)
-    }
-
-    /// Memory of a lane at a switch that has all ranks, with the slots that it requests.
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        let settings = &self.settings;
-        let rule = TranslatedRule {
-            message_packets: settings.message_packets,
-            reproducible: settings.reproducible,
-            mode: settings.mode.unwrap_or_default(),
-            ..TranslatedRule::root(self.slots())
-        };
-        rule.memory_bytes(settings.pmtu, self.ranks.len())
     }
 }
 

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use castnet_group::{CollectiveSettings, GivenSettings};
+use castnet_group::CollectiveSettings;
 use castnet_proto::convert::{NewCollective, RankJoin, check_given_by_rank, one_end_each};
 use castnet_rules::HostEndpoint;
 
@@ -14,7 +14,6 @@ use crate::state::access::check_size;
 use crate::state::core::Core;
 use crate::state::kinds::{Ends, Joining, Kind};
 use crate::state::lifecycle::{After, Event, Phase};
-use crate::state::planning::{Layout, NoPlan};
 use crate::state::record::{Ending, Record};
 use crate::state::requests::Seen;
 use crate::state::table::Entry;
@@ -29,22 +28,6 @@ pub(crate) struct Seated {
     pub(crate) generation: u64,
     /// Whether it may see the other ranks.
     pub(crate) is_of_member: bool,
-}
-
-/// Refuses the mode of a switch that a new job does not use, as far as it is known where the job will be.
-pub(crate) fn check_modes(settings: &GivenSettings, layout: &Result<Layout, NoPlan>) -> Result<(), Refusal> {
-    let Ok(Layout { plan, .. }) = layout else {
-        return Ok(());
-    };
-    let mut modes = settings.modes.keys().enumerate();
-    match modes.find(|(_, switch)| !plan.rules.contains_key(*switch)) {
-        Some((i, switch)) => Err(Refusal::NotInTree {
-            field: format!("settings.modes[{i}].switch"),
-            switch: switch.clone(),
-            tree: plan.rules.keys().cloned().collect(),
-        }),
-        None => Ok(()),
-    }
 }
 
 impl Core {
