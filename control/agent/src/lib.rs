@@ -17,17 +17,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod access;
-mod collective;
-mod events;
-mod forwarding;
-mod install;
-mod mrp;
-mod multicast;
-mod service;
-mod taps;
-mod terms;
-mod view;
+mod shell;
+mod state;
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -44,9 +35,11 @@ use castnet_worker::{Dataplane, InstallError, Installed, RouteError};
 use parking_lot::Mutex;
 use tonic::service::Routes;
 
-use crate::events::Events;
-pub use crate::mrp::FabricPort;
-use crate::terms::Terms;
+use crate::shell::service;
+use crate::state::events::Events;
+pub use crate::state::mrp::FabricPort;
+use crate::state::terms::Terms;
+use crate::state::{events, mrp};
 
 pub(crate) struct Shared {
     pub(crate) dataplane: Arc<Dataplane>,
@@ -123,7 +116,7 @@ impl Agent {
             boot_id,
         });
         let service = service::Service::new(shared.clone());
-        let service = guard(access, crate::access::right, AgentServer::new(service));
+        let service = guard(access, crate::state::access::right, AgentServer::new(service));
         let log = guard(access, process::right, process::server());
         let routes = Routes::new(service).add_service(log);
         let server = listener.serve(routes);

@@ -22,7 +22,8 @@ mod tests {
 
     #[test]
     fn each_method_needs_a_right() {
-        let methods = castnet_proto::access::methods(include_str!("../../../proto/castnet/v1/agent.proto"));
+        let methods =
+            castnet_proto::access::methods(include_str!("../../../../proto/castnet/v1/agent.proto"));
         assert!(methods.contains(&"InstallGroup"), "{methods:?}");
         for method in methods {
             assert!(right(method).is_some(), "{method} has no row");
@@ -32,8 +33,8 @@ mod tests {
 
     #[test]
     fn the_document_says_who_may_call_what() {
-        let document = include_str!("../../../docs/security.md");
-        let proto = include_str!("../../../proto/castnet/v1/agent.proto");
+        let document = include_str!("../../../../docs/security.md");
+        let proto = include_str!("../../../../proto/castnet/v1/agent.proto");
         let faults = castnet_proto::access::document_faults(document, "Calls to a switch", proto, right);
         assert_eq!(faults, [""; 0]);
     }

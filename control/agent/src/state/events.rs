@@ -15,7 +15,8 @@ use castnet_worker::{Dataplane, EventStream, MoveCause, SwitchEvent, SwitchEvent
 use crossbeam::channel::RecvTimeoutError;
 use tokio::sync::broadcast;
 
-use crate::{collective, view};
+use crate::state::view;
+use crate::state::view::collective;
 
 /// Events that are kept for a slow client, which loses older ones.
 const EVENTS_MAX: usize = 1024;

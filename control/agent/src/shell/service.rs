@@ -22,8 +22,10 @@ use tokio_stream::wrappers::{BroadcastStream, ReceiverStream};
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Code, Request, Response, Status};
 
-use crate::install::stopped;
-use crate::{Shared, taps, view};
+use crate::Shared;
+use crate::shell::taps;
+use crate::state::install::stopped;
+use crate::state::view;
 
 /// Owners with a source guard.
 const GUARDS_MAX: usize = 64;
@@ -543,7 +545,7 @@ mod tests {
         let start = tokio::task::spawn_blocking(move || Dataplane::start(config));
         let dataplane = Arc::new(start.await.unwrap().unwrap());
         let service = Service::new(Arc::new(Shared {
-            events: crate::events::start(&dataplane),
+            events: crate::state::events::start(&dataplane),
             dataplane,
             owners: Default::default(),
             guards: Default::default(),

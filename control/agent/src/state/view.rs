@@ -14,8 +14,12 @@ use castnet_worker::{
 };
 use tonic::Status;
 
-use crate::install::stopped;
-use crate::{Shared, collective, forwarding, multicast};
+use crate::Shared;
+use crate::state::install::stopped;
+
+pub(crate) mod collective;
+mod forwarding;
+mod multicast;
 
 /// Minimum of link MTU minus path MTU, in bytes: the longest headers of RoCEv2 over IPv4, and a reserve; the planner's
 /// `HEADROOM`.

@@ -10,7 +10,7 @@ use castnet_worker::engine::InstallError as Refused;
 use castnet_worker::{Dataplane, InstallError, Installed, Installer, Stopped};
 use tonic::{Code, Status};
 
-use crate::service::route_refused;
+use crate::shell::service::route_refused;
 use crate::{Owners, Shared};
 
 /// The owner of groups of an operator or a rule file.

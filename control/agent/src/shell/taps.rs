@@ -12,7 +12,7 @@ use crossbeam::channel::RecvTimeoutError;
 use tokio::sync::mpsc;
 use tonic::{Code, Status};
 
-use crate::view;
+use crate::state::view;
 
 /// Messages that wait for a slow client.
 const STREAM_DEPTH: usize = 256;
