@@ -1,8 +1,12 @@
-//! What the agent knows and decides.
+//! What the agent knows and decides. Handlers of [`core::Core`] make all changes, with the switch below them as a [`pipeline::Pipeline`], and time
+//! is that of the call. Nothing here uses the shell, so a simulated switch can have an agent too.
 
 pub(crate) mod access;
-pub(crate) mod events;
+pub mod core;
+pub mod events;
 pub(crate) mod install;
-pub(crate) mod mrp;
+pub mod mrp;
+pub mod pipeline;
+pub mod refusal;
 pub(crate) mod terms;
 pub(crate) mod view;

@@ -1,14 +1,14 @@
 //! Which controller may change the groups of an owner: the one with the largest epoch.
 
-use castnet_proto::term::term_is_over;
 use castnet_proto::v1::ControllerTerm;
-use tonic::Status;
+
+use crate::state::refusal::Refusal;
 
 /// Owners without groups that are remembered. A controller without a store is a new owner at each start.
 const OWNERS_MAX: usize = 64;
 
 /// The last controller of each owner, the one that was heard of last at the end.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Terms(Vec<ControllerTerm>);
 
 impl Terms {
@@ -23,36 +23,25 @@ impl Terms {
         &mut self,
         term: &ControllerTerm,
         has_groups: impl Fn(&str) -> bool,
-    ) -> Result<(), Status> {
-        let ControllerTerm {
-            owner,
-            epoch,
-            instance,
-            address,
-            ..
-        } = term;
-        let at = self.0.iter().position(|t| t.owner == *owner);
+    ) -> Result<(), Refusal> {
+        let at = self.0.iter().position(|t| t.owner == term.owner);
         if let Some((at, last)) = at.and_then(|at| Some((at, self.0.get(at)?))) {
-            let (has, other) = (last.epoch, &last.address);
-            if *epoch < has {
-                let reason = format!(
-                    "the controller at {other} has taken over the groups of {owner:?} with epoch {has}: epoch {epoch} is over"
-                );
-                return Err(term_is_over(reason));
-            }
-            if *epoch == has && *instance != last.instance {
-                let reason = format!(
-                    "the controller at {other} runs on a copy of the same store (owner {owner:?}, epoch {epoch}): stop \
-                     one of them"
-                );
-                return Err(term_is_over(reason));
-            }
-            if *epoch == has {
+            if (term.epoch, term.instance) == (last.epoch, last.instance) {
                 // Who is heard of is forgotten last.
                 self.0[at..].rotate_left(1);
                 return Ok(());
             }
+            if term.epoch <= last.epoch {
+                let (term, last) = (term.clone().into(), last.clone().into());
+                return Err(Refusal::TermOver { term, last });
+            }
         }
+        let ControllerTerm {
+            owner,
+            epoch,
+            address,
+            ..
+        } = term;
         tracing::info!(owner, epoch, address, "a controller takes over");
         let forgotten = || match self.0.len() < OWNERS_MAX {
             true => None,
@@ -81,22 +70,39 @@ mod tests {
     }
 
     /// Owner 3 has groups.
-    fn check(terms: &mut Terms, term: ControllerTerm) -> Result<(), Status> {
+    fn check(terms: &mut Terms, term: ControllerTerm) -> Result<(), Refusal> {
         terms.check(&term, |owner| owner == "controller-3")
     }
+
+    /// Each call after those before it: owner, epoch and instance of its controller, and the start of the refusal.
+    const CALLS: [((u64, u64, u64), &str); 9] = [
+        ((1, 5, 1), ""),
+        ((1, 5, 1), ""),
+        ((2, 1, 9), ""),
+        (
+            (1, 5, 2),
+            "the controller at http://c1:7470 runs on a copy of the same store",
+        ),
+        ((1, 6, 2), ""),
+        (
+            (1, 5, 1),
+            "the controller at http://c2:7470 has taken over the groups of \"controller-1\" with epoch 6",
+        ),
+        ((1, 5, 2), "the controller at http://c2:7470 has taken over"),
+        ((2, 1, 9), ""),
+        ((1, 6, 2), ""),
+    ];
 
     #[test]
     fn a_larger_epoch_takes_over_and_an_older_one_is_refused_by_name() {
         let mut terms = Terms::default();
-        check(&mut terms, term(1, 5, 1)).unwrap();
-        check(&mut terms, term(1, 5, 1)).unwrap();
-        check(&mut terms, term(2, 1, 9)).unwrap();
-        let copy = check(&mut terms, term(1, 5, 2)).unwrap_err();
-        assert!(copy.message().contains("c1:7470 runs on a copy"), "{copy}");
-        check(&mut terms, term(1, 6, 2)).unwrap();
-        let old = check(&mut terms, term(1, 5, 1)).unwrap_err();
-        assert!(old.message().contains("c2:7470 has taken over"), "{old}");
-        assert!(castnet_proto::term::is_term_over(&old));
+        for (call, refusal) in CALLS {
+            let (owner, epoch, instance) = call;
+            let refused = check(&mut terms, term(owner, epoch, instance)).err();
+            let refused = refused.map(|refusal| refusal.to_string()).unwrap_or_default();
+            assert!(refused.starts_with(refusal), "{call:?}: {refused:?}");
+            assert_eq!(refused.is_empty(), refusal.is_empty(), "{call:?}: {refused:?}");
+        }
     }
 
     #[test]

@@ -1,0 +1,84 @@
+//! Why a request is refused.
+
+use castnet_proto::convert::Invalid;
+use castnet_proto::v1::ControllerTerm;
+use castnet_rules::{GroupRule, Ipv4Net};
+use castnet_wire::McstId;
+use castnet_worker::{InstallError, RouteError, Stopped};
+
+use crate::state::core::GUARDS_MAX;
+
+/// The owner of groups of an operator or a rule file.
+pub(crate) const NOBODY: &str = "";
+
+/// Why a request is refused. Displays the reason without the field.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
+pub enum Refusal {
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// `last` has taken over from the controller that calls, or has the same epoch.
+    #[error("{}", term_over(.term, .last))]
+    TermOver {
+        term: Box<ControllerTerm>,
+        last: Box<ControllerTerm>,
+    },
+    #[error("the controller of {caller:?} installs no groups of {}", who(.owner))]
+    ForOthers { caller: String, owner: String },
+    #[error("group {name:?} is of {}, not of {}", who(.has), who(.owner))]
+    OfOthers {
+        name: String,
+        has: String,
+        owner: String,
+    },
+    #[error("group {name:?} runs generation {runs}, not {given}")]
+    OtherGeneration { name: String, runs: u64, given: u64 },
+    #[error("{mcst_id} is the address of group {name:?} of {}", who(.has))]
+    AddressTaken {
+        mcst_id: McstId,
+        name: String,
+        has: String,
+    },
+    #[error("group {name:?} runs another rule under generation {generation}: give a newer one")]
+    OtherRule { name: String, generation: u64 },
+    /// The switch refuses the rule.
+    #[error("{error}")]
+    Install {
+        rule: Box<GroupRule>,
+        error: InstallError,
+    },
+    #[error(
+        "the route to {prefix} is of {owner} (if it does not return: castnet group purge --owner {owner})"
+    )]
+    RouteTaken { prefix: Ipv4Net, owner: String },
+    /// The switch refuses routes.
+    #[error(transparent)]
+    Routes(RouteError),
+    /// The same for a request with one route.
+    #[error(transparent)]
+    Route(RouteError),
+    #[error("{GUARDS_MAX} owners have a source guard here already")]
+    GuardsFull,
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
+fn term_over(term: &ControllerTerm, last: &ControllerTerm) -> String {
+    let (owner, epoch, other, has) = (&term.owner, term.epoch, &last.address, last.epoch);
+    if epoch < has {
+        return format!(
+            "the controller at {other} has taken over the groups of {owner:?} with epoch {has}: epoch {epoch} is over"
+        );
+    }
+    format!(
+        "the controller at {other} runs on a copy of the same store (owner {owner:?}, epoch {epoch}): stop one of them"
+    )
+}
+
+fn who(owner: &str) -> String {
+    if owner == NOBODY {
+        "an operator".into()
+    } else {
+        format!("{owner:?}")
+    }
+}
