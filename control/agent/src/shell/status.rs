@@ -17,7 +17,7 @@ impl From<Refusal> for Status {
         let (code, field) = match refusal {
             Refusal::Invalid(invalid) => return invalid.into(),
             Refusal::TermOver { .. } => return term_is_over(text),
-            Refusal::Install { rule, error } => return install_refused(&rule, &error),
+            Refusal::Install(rule, error) => return install_refused(&rule, &error),
             Refusal::Routes(error) => return route_refused(error, identity),
             Refusal::Route(error) => return route_refused(error, of_one_route),
             Refusal::Stopped(error) => return stopped(error),

@@ -67,21 +67,15 @@ impl Core {
         let Some(running) = pipeline.rule(mcst_id) else {
             return Ok(false);
         };
-        let has = self.owner_of(mcst_id);
+        let (name, runs) = (running.name, running.generation);
+        let of = self.owner_of(mcst_id);
         let owner = owner.or(caller.map(|term| &*term.owner));
-        if let Some(owner) = owner.filter(|owner| *owner != has) {
-            return Err(Refusal::OfOthers {
-                name: running.name,
-                has: has.into(),
-                owner: owner.into(),
-            });
+        if let Some(not) = owner.filter(|owner| *owner != of) {
+            let (of, not) = (of.to_owned(), not.to_owned());
+            return Err(Refusal::OfOthers { name, of, not });
         }
-        if let Some(given) = generation.filter(|g| *g != running.generation) {
-            return Err(Refusal::OtherGeneration {
-                name: running.name,
-                runs: running.generation,
-                given,
-            });
+        if let Some(given) = generation.filter(|given| *given != runs) {
+            return Err(Refusal::OtherGeneration { name, runs, given });
         }
         let removed = pipeline.remove_group(mcst_id)?;
         self.groups.remove(&mcst_id);
@@ -96,25 +90,20 @@ fn install(
     owner: &str,
 ) -> Result<InstallOutcome, Refusal> {
     let rule = &*installer.resolve(rule)?;
-    let mcst_id = rule.mcst_id;
-    if let Some(running) = installer.rule(mcst_id) {
-        let has = owners.get(&mcst_id).map_or(NOBODY, String::as_str);
-        if has != owner {
-            return Err(Refusal::AddressTaken {
-                mcst_id,
-                name: running.name.clone(),
-                has: has.into(),
-            });
+    let ip = rule.mcst_id;
+    if let Some(running) = installer.rule(ip) {
+        let of = owners.get(&ip).map_or(NOBODY, String::as_str);
+        if of != owner {
+            let (name, of) = (running.name.clone(), of.to_owned());
+            return Err(Refusal::AddressTaken { ip, name, of });
         }
         if running.name == rule.name && running.generation == rule.generation {
             return unchanged(running, rule);
         }
     }
-    let installed = installer.install(rule).map_err(|error| Refusal::Install {
-        rule: Box::new(rule.clone()),
-        error,
-    })?;
-    owners.insert(mcst_id, owner.into());
+    let installed = installer.install(rule);
+    let installed = installed.map_err(|error| Refusal::Install(Box::new(rule.clone()), error))?;
+    owners.insert(ip, owner.into());
     Ok(match installed {
         Installed::New { .. } => InstallOutcome::Installed,
         Installed::Replaced { .. } => InstallOutcome::Replaced,

@@ -10,7 +10,7 @@ use castnet_wire::{
     Datagram, DropReason, Limit, MacAddr, McstId, MrpPacket, MrpReason, MrpRefusal, Nanos, PortId,
 };
 use castnet_worker::InstallError;
-use castnet_worker::engine::{InstallError as Refused, PortSet, RegistrationFrame, Said};
+use castnet_worker::engine::{InstallError as RefusedBy, PortSet, RegistrationFrame, Said};
 
 use crate::state::core::Core;
 use crate::state::pipeline::Pipeline;
@@ -294,15 +294,13 @@ impl Switch for Around<'_> {
 }
 
 fn reason(refusal: &Refusal) -> MrpReason {
+    use InstallError::{Clash, Refused};
+    use RefusedBy::{GroupsFull, NextHopsFull, NoMemory};
     match refusal {
-        Refusal::AddressTaken { .. } => MrpReason::Taken,
-        Refusal::Install { error, .. } => match error {
-            InstallError::Clash(_) => MrpReason::Taken,
-            InstallError::Refused(
-                Refused::GroupsFull { .. } | Refused::NoMemory { .. } | Refused::NextHopsFull,
-            ) => MrpReason::NoCapacity,
-            _ => MrpReason::Refused,
-        },
+        Refusal::AddressTaken { .. } | Refusal::Install(_, Clash(_)) => MrpReason::Taken,
+        Refusal::Install(_, Refused(GroupsFull { .. } | NoMemory { .. } | NextHopsFull)) => {
+            MrpReason::NoCapacity
+        }
         _ => MrpReason::Refused,
     }
 }

@@ -25,28 +25,17 @@ pub enum Refusal {
     },
     #[error("the controller of {caller:?} installs no groups of {}", who(.owner))]
     ForOthers { caller: String, owner: String },
-    #[error("group {name:?} is of {}, not of {}", who(.has), who(.owner))]
-    OfOthers {
-        name: String,
-        has: String,
-        owner: String,
-    },
+    #[error("group {name:?} is of {}, not of {}", who(.of), who(.not))]
+    OfOthers { name: String, of: String, not: String },
     #[error("group {name:?} runs generation {runs}, not {given}")]
     OtherGeneration { name: String, runs: u64, given: u64 },
-    #[error("{mcst_id} is the address of group {name:?} of {}", who(.has))]
-    AddressTaken {
-        mcst_id: McstId,
-        name: String,
-        has: String,
-    },
+    #[error("{ip} is the address of group {name:?} of {}", who(.of))]
+    AddressTaken { ip: McstId, name: String, of: String },
     #[error("group {name:?} runs another rule under generation {generation}: give a newer one")]
     OtherRule { name: String, generation: u64 },
-    /// The switch refuses the rule.
-    #[error("{error}")]
-    Install {
-        rule: Box<GroupRule>,
-        error: InstallError,
-    },
+    /// The switch refuses this rule.
+    #[error("{1}")]
+    Install(Box<GroupRule>, InstallError),
     #[error(
         "the route to {prefix} is of {owner} (if it does not return: castnet group purge --owner {owner})"
     )]

@@ -214,7 +214,7 @@ fn rules_of_a_request_are_installed_in_order_and_published_together() {
     assert!(
         matches!(
             results[2..],
-            [Ok(InstallOutcome::Installed), Err(Refusal::Install { .. })]
+            [Ok(InstallOutcome::Installed), Err(Refusal::Install(..))]
         ),
         "{results:?}"
     );
