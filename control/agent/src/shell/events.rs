@@ -4,11 +4,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use castnet_proto::v1;
+use castnet_proto::v1::agent_event::Event;
 use castnet_worker::{Dataplane, EventStream};
 use crossbeam::channel::RecvTimeoutError;
 use tokio::sync::broadcast;
 
-use crate::state::events::Events;
+use crate::state::events::message;
 
 /// Events that are kept for a slow client, which loses older ones.
 const EVENTS_MAX: usize = 1024;
@@ -33,18 +34,24 @@ pub(crate) fn start(dataplane: &Arc<Dataplane>) -> Arc<EventSender> {
 }
 
 fn pump(stream: &EventStream, dataplane: &Weak<Dataplane>, to: &Weak<EventSender>) {
-    let mut events = Events::default();
+    let mut lost = 0;
     loop {
         let event = stream.recv_timeout(LOOK);
         let (Some(to), Some(dataplane)) = (to.upgrade(), dataplane.upgrade()) else {
             return;
         };
-        let event = match event {
-            Ok(event) => Some(event),
+        let reported = match event {
+            Ok(event) => message(&mut &*dataplane, event),
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
         };
-        for event in events.handle(dataplane.now(), stream.lost(), event, &mut &*dataplane) {
+        let now_lost = stream.lost();
+        let lagged = (now_lost > lost).then(|| v1::AgentEvent {
+            at_ns: dataplane.now().0,
+            event: Some(Event::Lagged(now_lost - lost)),
+        });
+        lost = now_lost;
+        for event in lagged.into_iter().chain(reported) {
             // There may be no subscriber.
             let _ = to.send(event);
         }

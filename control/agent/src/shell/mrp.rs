@@ -29,9 +29,10 @@ pub(crate) fn start(shared: &Arc<Shared>, limits: Limits, fabric: Vec<FabricPort
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let (dataplane, now) = (&shared.dataplane, shared.dataplane.now());
-            let dropped =
-                shared.handle(|core, pipeline| registrations.handle(now, packet.as_ref(), core, pipeline));
+            let dataplane = &shared.dataplane;
+            let dropped = shared.handle(|core, pipeline| {
+                registrations.handle(dataplane.now(), packet.as_ref(), core, pipeline)
+            });
             if let (Some(packet), Some(reason)) = (packet, dropped) {
                 // A dataplane that has stopped counts nothing.
                 let _ = dataplane.count_drop(packet.port, reason);

@@ -26,6 +26,8 @@ use crate::Shared;
 use crate::shell::status::{move_refused, stopped, tap_refused};
 use crate::shell::taps;
 use crate::state::access::check_term;
+use crate::state::core::Core;
+use crate::state::pipeline::Pipeline;
 use crate::state::refusal::Refusal;
 use crate::state::view;
 
@@ -79,6 +81,15 @@ impl Service {
         })
         .await
     }
+
+    /// Gives a request to the state.
+    async fn decide<T: Send + 'static>(
+        &self,
+        request: impl FnOnce(&mut Core, &mut dyn Pipeline) -> Result<T, Refusal> + Send + 'static,
+    ) -> Answer<T> {
+        self.ask(|shared| shared.handle(request).map_err(Status::from))
+            .await
+    }
 }
 
 /// The term that a call carries.
@@ -128,17 +139,14 @@ impl v1::agent_server::Agent for Service {
         check_owner(&owner)?;
         let rule = rule_from_proto("rule", rule.as_ref())?;
         who.concerns(rule.name.clone());
-        self.ask(move |shared| {
-            let (generation, boot_id) = (rule.generation, shared.boot_id);
-            let outcome = shared
-                .handle(|core, pipeline| core.install_group(pipeline, caller.as_ref(), &owner, rule))?;
-            Ok(v1::InstallGroupResponse {
-                outcome: outcome as i32,
-                generation,
-                boot_id,
-            })
-        })
-        .await
+        let (generation, boot_id) = (rule.generation, self.shared.boot_id);
+        let answer =
+            self.decide(move |core, pipeline| core.install_group(pipeline, caller.as_ref(), &owner, rule));
+        Ok(answer.await?.map(|outcome| v1::InstallGroupResponse {
+            outcome: outcome as i32,
+            generation,
+            boot_id,
+        }))
     }
 
     async fn install_groups(
@@ -186,13 +194,10 @@ impl v1::agent_server::Agent for Service {
         } = request.into_inner();
         who.concerns(&mcst_id);
         let mcst_id = mcst_id_from_proto("mcst_id", &mcst_id)?;
-        self.ask(move |shared| {
-            let removed = shared.handle(|core, pipeline| {
-                core.remove_group(pipeline, caller.as_ref(), mcst_id, owner.as_deref(), generation)
-            })?;
-            Ok(v1::RemoveGroupResponse { removed })
-        })
-        .await
+        let answer = self.decide(move |core, pipeline| {
+            core.remove_group(pipeline, caller.as_ref(), mcst_id, owner.as_deref(), generation)
+        });
+        Ok(answer.await?.map(|removed| v1::RemoveGroupResponse { removed }))
     }
 
     async fn move_group(&self, request: Request<v1::MoveGroupRequest>) -> Answer<v1::MoveGroupResponse> {
@@ -248,21 +253,15 @@ impl v1::agent_server::Agent for Service {
     async fn set_routes(&self, request: Request<v1::SetRoutesRequest>) -> Answer<v1::SetRoutesResponse> {
         Caller::of(&request)?.concerns(format!("{} routes", request.get_ref().routes.len()));
         let routes = routes_from_proto(&request.get_ref().routes)?;
-        self.ask(move |shared| {
-            shared.handle(|core, pipeline| core.set_routes(pipeline, routes))?;
-            Ok(v1::SetRoutesResponse {})
-        })
-        .await
+        let answer = self.decide(move |core, pipeline| core.set_routes(pipeline, routes));
+        Ok(answer.await?.map(|()| v1::SetRoutesResponse {}))
     }
 
     async fn add_route(&self, request: Request<v1::AddRouteRequest>) -> Answer<v1::AddRouteResponse> {
         let route = route_from_proto(request.get_ref().route.as_ref())?;
         Caller::of(&request)?.concerns(route.prefix.to_string());
-        self.ask(move |shared| {
-            let replaced = shared.handle(|core, pipeline| core.add_route(pipeline, route))?;
-            Ok(v1::AddRouteResponse { replaced })
-        })
-        .await
+        let answer = self.decide(move |core, pipeline| core.add_route(pipeline, route));
+        Ok(answer.await?.map(|replaced| v1::AddRouteResponse { replaced }))
     }
 
     async fn remove_route(
@@ -271,11 +270,8 @@ impl v1::agent_server::Agent for Service {
     ) -> Answer<v1::RemoveRouteResponse> {
         Caller::of(&request)?.concerns(&request.get_ref().prefix);
         let prefix = prefix_from_proto("prefix", &request.get_ref().prefix)?;
-        self.ask(move |shared| {
-            let removed = shared.handle(|core, pipeline| core.remove_route(pipeline, prefix))?;
-            Ok(v1::RemoveRouteResponse { removed })
-        })
-        .await
+        let answer = self.decide(move |core, pipeline| core.remove_route(pipeline, prefix));
+        Ok(answer.await?.map(|removed| v1::RemoveRouteResponse { removed }))
     }
 
     async fn set_multicast_routes(
@@ -286,16 +282,14 @@ impl v1::agent_server::Agent for Service {
         let caller = term(&who, &request, true)?;
         let (scope, routes) = multicast_routes_from_proto(request.get_ref())?;
         who.concerns(format!("{} multicast routes", routes.len()));
-        self.ask(move |shared| {
-            let (added, removed) = shared.handle(|core, pipeline| {
-                core.set_multicast_routes(pipeline, caller.as_ref(), &scope, routes)
-            })?;
-            Ok(v1::SetMulticastRoutesResponse {
-                added: added as u32,
-                removed: removed as u32,
-            })
-        })
-        .await
+        let answer = self.decide(move |core, pipeline| {
+            core.set_multicast_routes(pipeline, caller.as_ref(), &scope, routes)
+        });
+        let changed = |(added, removed): (usize, usize)| v1::SetMulticastRoutesResponse {
+            added: added as u32,
+            removed: removed as u32,
+        };
+        Ok(answer.await?.map(changed))
     }
 
     async fn set_source_guard(
@@ -306,11 +300,9 @@ impl v1::agent_server::Agent for Service {
         let caller = term(&who, &request, true)?;
         let guard = source_guard_from_proto(request.get_ref())?;
         who.concerns(format!("ports of {} hosts", guard.hosts.len()));
-        self.ask(move |shared| {
-            shared.handle(|core, pipeline| core.set_source_guard(pipeline, caller.as_ref(), guard))?;
-            Ok(v1::SetSourceGuardResponse {})
-        })
-        .await
+        let answer =
+            self.decide(move |core, pipeline| core.set_source_guard(pipeline, caller.as_ref(), guard));
+        Ok(answer.await?.map(|()| v1::SetSourceGuardResponse {}))
     }
 
     async fn list_routes(&self, request: Request<v1::ListRoutesRequest>) -> Answer<v1::ListRoutesResponse> {

@@ -16,7 +16,7 @@ impl From<Refusal> for Status {
         let text = refusal.to_string();
         let (code, field) = match refusal {
             Refusal::Invalid(invalid) => return invalid.into(),
-            Refusal::TermOver { .. } => return term_is_over(text),
+            Refusal::TermOver(_) => return term_is_over(text),
             Refusal::Install(rule, error) => return install_refused(&rule, &error),
             Refusal::Routes(error) => return route_refused(error, identity),
             Refusal::Route(error) => return route_refused(error, of_one_route),
@@ -51,16 +51,10 @@ fn install_refused(rule: &GroupRule, error: &InstallError) -> Status {
                 (Code::InvalidArgument, format!("rule.endpoints[{endpoint}].port"))
             }
             Refused::NoMac { endpoint, .. } => {
-                let hop = rule.endpoints.get(*endpoint).map(|e| &e.next_hop);
-                let hop = if hop.is_some_and(|hop| hop.host().is_some()) {
-                    "host"
-                } else {
-                    "switch"
-                };
-                (
-                    Code::FailedPrecondition,
-                    format!("rule.endpoints[{endpoint}].{hop}.mac"),
-                )
+                let host = rule.endpoints.get(*endpoint).and_then(|e| e.next_hop.host());
+                let hop = host.map_or("switch", |_| "host");
+                let field = format!("rule.endpoints[{endpoint}].{hop}.mac");
+                (Code::FailedPrecondition, field)
             }
             Refused::MtuTooSmall { .. } => (Code::InvalidArgument, "rule.pmtu".into()),
             Refused::OwnAddress { .. } => (Code::InvalidArgument, "rule.mcst_id".into()),

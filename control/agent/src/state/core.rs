@@ -73,6 +73,7 @@ impl Core {
         let hosts = self.guards.values().flat_map(|guard| &guard.hosts);
         hosts.map(|(port, _)| *port).collect()
     }
+
     /// An operator replaces all routes.
     pub fn set_routes(&mut self, pipeline: &mut dyn Pipeline, routes: Vec<Route>) -> Result<(), Refusal> {
         pipeline.set_routes(routes).map_err(Refusal::Routes)?;

@@ -15,36 +15,8 @@ use crate::state::pipeline::Pipeline;
 use crate::state::view;
 use crate::state::view::collective;
 
-/// Makes messages of the events of a switch.
-#[derive(Debug, Default)]
-pub struct Events {
-    lost: u64,
-}
-
-impl Events {
-    /// Handles an event, if there is one. `lost`: how many the switch has lost so far. Returns what all subscribers get.
-    pub fn handle(
-        &mut self,
-        now: Nanos,
-        lost: u64,
-        event: Option<SwitchEvent>,
-        pipeline: &mut dyn Pipeline,
-    ) -> Vec<v1::AgentEvent> {
-        let reported = event.and_then(|event| message(pipeline, event));
-        let lost_since = lost.saturating_sub(std::mem::replace(&mut self.lost, lost));
-        let lagged = (lost_since > 0).then(|| message_at(now, Event::Lagged(lost_since)));
-        lagged.into_iter().chain(reported).collect()
-    }
-}
-
-fn message_at(at: Nanos, event: Event) -> v1::AgentEvent {
-    v1::AgentEvent {
-        at_ns: at.0,
-        event: Some(event),
-    }
-}
-
-fn message(pipeline: &mut dyn Pipeline, SwitchEvent { at, kind }: SwitchEvent) -> Option<v1::AgentEvent> {
+/// The message for clients. `None`: the event is not for them.
+pub fn message(pipeline: &mut dyn Pipeline, SwitchEvent { at, kind }: SwitchEvent) -> Option<v1::AgentEvent> {
     let event = match kind {
         SwitchEventKind::Engine(kind) => engine_event(pipeline, at, kind),
         SwitchEventKind::Port {
@@ -116,7 +88,10 @@ fn message(pipeline: &mut dyn Pipeline, SwitchEvent { at, kind }: SwitchEvent) -
         }),
         _ => return None,
     };
-    Some(message_at(at, event))
+    Some(v1::AgentEvent {
+        at_ns: at.0,
+        event: Some(event),
+    })
 }
 
 fn engine_event(pipeline: &mut dyn Pipeline, at: Nanos, kind: EventKind) -> Event {

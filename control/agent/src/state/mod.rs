@@ -4,9 +4,9 @@
 pub(crate) mod access;
 pub mod core;
 pub mod events;
-pub(crate) mod install;
+mod install;
 pub mod mrp;
 pub mod pipeline;
 pub mod refusal;
-pub(crate) mod terms;
+mod terms;
 pub(crate) mod view;

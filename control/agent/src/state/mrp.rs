@@ -55,11 +55,6 @@ impl Registrations {
         }
     }
 
-    /// When [`Registrations::handle`] is to be called if no packet comes.
-    pub fn poll_timeout(&self) -> Option<Nanos> {
-        self.registrar.poll_timeout()
-    }
-
     /// Removes the groups of registrations that have ended, and handles a packet, if there is one. Returns why it is dropped, if it is.
     pub fn handle(
         &mut self,

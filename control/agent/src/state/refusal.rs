@@ -1,7 +1,6 @@
 //! Why a request is refused.
 
 use castnet_proto::convert::Invalid;
-use castnet_proto::v1::ControllerTerm;
 use castnet_rules::{GroupRule, Ipv4Net};
 use castnet_wire::McstId;
 use castnet_worker::{InstallError, RouteError, Stopped};
@@ -17,12 +16,9 @@ pub(crate) const NOBODY: &str = "";
 pub enum Refusal {
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// `last` has taken over from the controller that calls, or has the same epoch.
-    #[error("{}", term_over(.term, .last))]
-    TermOver {
-        term: Box<ControllerTerm>,
-        last: Box<ControllerTerm>,
-    },
+    /// Another controller has taken over from the one that calls, or runs on a copy of its store.
+    #[error("{0}")]
+    TermOver(String),
     #[error("the controller of {caller:?} installs no groups of {}", who(.owner))]
     ForOthers { caller: String, owner: String },
     #[error("group {name:?} is of {}, not of {}", who(.of), who(.not))]
@@ -52,22 +48,9 @@ pub enum Refusal {
     Stopped(#[from] Stopped),
 }
 
-fn term_over(term: &ControllerTerm, last: &ControllerTerm) -> String {
-    let (owner, epoch, other, has) = (&term.owner, term.epoch, &last.address, last.epoch);
-    if epoch < has {
-        return format!(
-            "the controller at {other} has taken over the groups of {owner:?} with epoch {has}: epoch {epoch} is over"
-        );
-    }
-    format!(
-        "the controller at {other} runs on a copy of the same store (owner {owner:?}, epoch {epoch}): stop one of them"
-    )
-}
-
 fn who(owner: &str) -> String {
-    if owner == NOBODY {
-        "an operator".into()
-    } else {
-        format!("{owner:?}")
+    match owner {
+        NOBODY => "an operator".into(),
+        _ => format!("{owner:?}"),
     }
 }

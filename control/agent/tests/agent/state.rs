@@ -4,18 +4,14 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use castnet_agent::state::core::Core;
-use castnet_agent::state::events::Events;
 use castnet_agent::state::pipeline::{Installer, Pipeline};
 use castnet_agent::state::refusal::Refusal;
 use castnet_proto::convert::SourceGuardParts;
-use castnet_proto::v1::agent_event::Event;
 use castnet_proto::v1::{ControllerTerm, InstallOutcome};
 use castnet_rules::{GroupRule, Ipv4Net, Route};
-use castnet_wire::{MacAddr, McstId, Nanos, PortId};
+use castnet_wire::{MacAddr, McstId, PortId};
 use castnet_worker::engine::{InstallError as Refused, Neighbour, SourceGuard};
-use castnet_worker::{
-    InstallError, Installed, InstalledGroup, RouteError, Stopped, SwitchEvent, SwitchEventKind,
-};
+use castnet_worker::{InstallError, Installed, InstalledGroup, RouteError, Stopped};
 
 use crate::agent::port;
 use crate::bulk::numbered;
@@ -135,41 +131,11 @@ fn two_groups() -> (Core, Switch) {
 fn a_group_is_removed_for_its_owner_and_its_generation() {
     let (us, them) = (&term("us"), &term("them"));
     for (n, caller, owner, generation, refused) in [
-        (
-            1,
-            Some(them),
-            None,
-            None,
-            "group \"g1\" is of \"us\", not of \"them\"",
-        ),
-        (
-            1,
-            Some(us),
-            Some("them"),
-            None,
-            "group \"g1\" is of \"us\", not of \"them\"",
-        ),
-        (
-            1,
-            None,
-            Some(""),
-            None,
-            "group \"g1\" is of \"us\", not of an operator",
-        ),
-        (
-            1,
-            Some(us),
-            None,
-            Some(7),
-            "group \"g1\" runs generation 1, not 7",
-        ),
-        (
-            2,
-            Some(us),
-            None,
-            None,
-            "group \"g2\" is of an operator, not of \"us\"",
-        ),
+        (1, Some(them), None, None, r#"of "us", not of "them""#),
+        (1, Some(us), Some("them"), None, r#"of "us", not of "them""#),
+        (1, None, Some(""), None, r#"of "us", not of an operator"#),
+        (1, Some(us), None, Some(7), "generation 1, not 7"),
+        (2, Some(us), None, None, r#"of an operator, not of "us""#),
         (1, Some(us), None, Some(1), ""),
         // Who purges names the owner.
         (1, Some(them), Some("us"), None, ""),
@@ -181,7 +147,10 @@ fn a_group_is_removed_for_its_owner_and_its_generation() {
         let removed = core.remove_group(&mut switch, caller, mcst_id, owner, generation);
         match removed {
             Ok(removed) => assert!(removed && refused.is_empty(), "{n}: not {refused}"),
-            Err(refusal) => assert_eq!(refusal.to_string(), refused),
+            Err(refusal) => assert!(
+                refusal.to_string().ends_with(refused) && !refused.is_empty(),
+                "{refusal}"
+            ),
         }
         assert_eq!(switch.groups.contains_key(&mcst_id), !refused.is_empty());
         assert_eq!(
@@ -198,26 +167,18 @@ fn rules_of_a_request_are_installed_in_order_and_published_together() {
     let (us, them) = (&term("us"), &term("them"));
     let rules = || [1, 2, 3, 4].map(|n| Ok(numbered(n))).to_vec();
     let (mut core, mut switch) = two_groups();
-    let results = core
-        .install_groups(&mut switch, Some(us), "us", rules(), true)
-        .unwrap();
-    assert!(
-        matches!(
-            results[..],
-            [Ok(InstallOutcome::Unchanged), Err(Refusal::AddressTaken { .. })]
-        ),
-        "{results:?}"
-    );
-    let results = core
-        .install_groups(&mut switch, Some(us), "us", rules(), false)
-        .unwrap();
-    assert!(
-        matches!(
-            results[2..],
-            [Ok(InstallOutcome::Installed), Err(Refusal::Install(..))]
-        ),
-        "{results:?}"
-    );
+    let mut install = |stop| {
+        let installed = core.install_groups(&mut switch, Some(us), "us", rules(), stop);
+        installed.unwrap()
+    };
+    assert!(matches!(
+        install(true)[..],
+        [Ok(InstallOutcome::Unchanged), Err(Refusal::AddressTaken { .. })]
+    ));
+    assert!(matches!(
+        install(false)[2..],
+        [Ok(InstallOutcome::Installed), Err(Refusal::Install(..))]
+    ));
     let owners = [1, 2, 3, 4].map(|n| core.owner_of(numbered(n).mcst_id));
     assert_eq!(owners, ["us", "", "us", ""]);
     let refused = core.install_groups(&mut switch, Some(them), "us", rules(), false);
@@ -267,26 +228,4 @@ fn routes_of_an_owner_that_is_forgotten_are_free() {
     }
     set(&mut core, "b").unwrap();
     assert_eq!(core.routes(&mut switch)[0].owner, "b");
-}
-
-#[test]
-fn subscribers_learn_how_many_events_were_lost_before_one() {
-    let (mut events, mut switch) = (Events::default(), Switch::default());
-    let removed = || {
-        let (mcst_id, name) = (numbered(1).mcst_id, "g1".into());
-        let kind = SwitchEventKind::GroupRemoved { mcst_id, name };
-        Some(SwitchEvent { at: Nanos(7), kind })
-    };
-    let mut lagged = |lost, event| -> Vec<Option<u64>> {
-        let messages = events.handle(Nanos(9), lost, event, &mut switch).into_iter();
-        let lost = messages.map(|message| match message.event {
-            Some(Event::Lagged(events)) => Some(events),
-            _ => None,
-        });
-        lost.collect()
-    };
-    assert_eq!(lagged(0, removed()), [None]);
-    assert_eq!(lagged(5, removed()), [Some(5), None]);
-    assert!(lagged(5, None).is_empty());
-    assert_eq!(lagged(8, None), [Some(3)]);
 }
