@@ -5,9 +5,7 @@ use std::borrow::Cow;
 use castnet_rules::{GroupRule, Ipv4Net, Route};
 use castnet_wire::{MacAddr, McstId, PortId};
 use castnet_worker::engine::{Neighbour, SourceGuard};
-use castnet_worker::{
-    Dataplane, InstallError, Installed, InstalledGroup, Installer as InstallerOfWorkers, RouteError, Stopped,
-};
+use castnet_worker::{Dataplane, InstallError, Installed, InstalledGroup, RouteError, Stopped};
 
 use crate::state::pipeline::{Installer, Pipeline};
 
@@ -45,16 +43,16 @@ impl Pipeline for &Dataplane {
     }
 }
 
-impl Installer for InstallerOfWorkers<'_> {
+impl Installer for castnet_worker::Installer<'_> {
     fn rule(&self, mcst_id: McstId) -> Option<&GroupRule> {
-        InstallerOfWorkers::rule(self, mcst_id)
+        castnet_worker::Installer::rule(self, mcst_id)
     }
 
     fn resolve<'r>(&self, rule: &'r GroupRule) -> Result<Cow<'r, GroupRule>, Stopped> {
-        InstallerOfWorkers::resolve(self, rule)
+        castnet_worker::Installer::resolve(self, rule)
     }
 
     fn install(&mut self, rule: &GroupRule) -> Result<Installed, InstallError> {
-        InstallerOfWorkers::install(self, rule)
+        castnet_worker::Installer::install(self, rule)
     }
 }

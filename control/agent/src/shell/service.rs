@@ -116,15 +116,11 @@ impl v1::agent_server::Agent for Service {
         let caller = term(&*Caller::of(&request)?, &request, false)?;
         self.ask(move |shared| {
             shared.handle(|core, _| core.check(caller.as_ref()))?;
-            let dataplane = &shared.dataplane;
+            let (dataplane, boot_id) = (&shared.dataplane, shared.boot_id);
             let workers = dataplane.runtime().map_err(stopped)?;
             let ports = dataplane.ports().map_err(stopped)?;
-            Ok(view::capabilities(
-                dataplane.config(),
-                shared.boot_id,
-                &workers,
-                &ports,
-            ))
+            let config = dataplane.config();
+            Ok(view::capabilities(config, boot_id, &workers, &ports))
         })
         .await
     }
@@ -330,10 +326,8 @@ impl v1::agent_server::Agent for Service {
             let neighbours = shared.dataplane.neighbours().map_err(stopped)?;
             let now = shared.dataplane.now();
             let neighbours = neighbours.iter().map(|n| view::neighbour(n, now)).collect();
-            Ok(v1::ListNeighboursResponse {
-                neighbours,
-                boot_id: shared.boot_id,
-            })
+            let boot_id = shared.boot_id;
+            Ok(v1::ListNeighboursResponse { neighbours, boot_id })
         })
         .await
     }
@@ -354,9 +348,8 @@ impl v1::agent_server::Agent for Service {
         let all = request.get_ref().all;
         self.ask(move |shared| {
             let drops = shared.dataplane.drops().map_err(stopped)?;
-            Ok(v1::GetDropsResponse {
-                drops: view::drop_counts(&drops, all),
-            })
+            let drops = view::drop_counts(&drops, all);
+            Ok(v1::GetDropsResponse { drops })
         })
         .await
     }
@@ -365,9 +358,8 @@ impl v1::agent_server::Agent for Service {
         self.list(&request, |shared| {
             let entries = shared.dataplane.fdb().map_err(stopped)?;
             let now = shared.dataplane.now();
-            Ok(v1::ListFdbResponse {
-                entries: entries.iter().map(|e| view::fdb_entry(e, now)).collect(),
-            })
+            let entries = entries.iter().map(|e| view::fdb_entry(e, now)).collect();
+            Ok(v1::ListFdbResponse { entries })
         })
         .await
     }

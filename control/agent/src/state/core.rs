@@ -111,21 +111,16 @@ impl Core {
         // Nobody could take back those of an owner that is forgotten.
         let terms = &self.terms;
         let others = |owner: &str| owner != own && terms.knows(owner);
-        if let Some((prefix, owner)) = routes.iter().find_map(|route| {
-            let owner = self.routes.get(&route.prefix).filter(|owner| others(owner))?;
-            Some((route.prefix, owner.clone()))
-        }) {
+        let other_at = |prefix: &Ipv4Net| self.routes.get(prefix).filter(|owner| others(owner));
+        let taken = |route: &Route| Some((route.prefix, other_at(&route.prefix)?.clone()));
+        if let Some((prefix, owner)) = routes.iter().find_map(taken) {
             return Err(Refusal::RouteTaken { prefix, owner });
         }
-        let own_routes = routes
-            .iter()
-            .filter(|route| !own.is_empty() && !route.copy_to.is_empty());
-        let own_routes: Vec<_> = own_routes.map(|route| (route.prefix, own.to_owned())).collect();
-        let kept = pipeline.routes().into_iter().filter(|route| {
-            let owner = self.routes.get(&route.prefix);
-            is_within(&route.prefix) && owner.is_some_and(|owner| others(owner))
-        });
-        routes.extend(kept);
+        let copies = routes.iter().filter(|route| !route.copy_to.is_empty());
+        let own_routes = copies.map(|route| (route.prefix, own.to_owned()));
+        let own_routes: Vec<_> = own_routes.filter(|(_, own)| !own.is_empty()).collect();
+        let kept = pipeline.routes().into_iter();
+        routes.extend(kept.filter(|route| is_within(&route.prefix) && other_at(&route.prefix).is_some()));
         let done = pipeline
             .set_routes_within(scope, routes)
             .map_err(Refusal::Routes)?;
