@@ -128,11 +128,15 @@ fn engine_event(pipeline: &mut dyn Pipeline, at: Nanos, kind: EventKind) -> Even
                 ..Default::default()
             })
         }
-        EventKind::BaselineLearned { mcst_id, psn } => Event::BaselineLearned(v1::BaselineLearned {
-            mcst_id: mcst_id.to_string(),
-            group: pipeline.rule(mcst_id).map(|rule| rule.name).unwrap_or_default(),
-            psn: psn.value(),
-        }),
+        EventKind::BaselineLearned { mcst_id, psn } => {
+            let mut group = String::new();
+            pipeline.read_rule(mcst_id, &mut |rule| group.clone_from(&rule.name));
+            Event::BaselineLearned(v1::BaselineLearned {
+                mcst_id: mcst_id.to_string(),
+                group,
+                psn: psn.value(),
+            })
+        }
         EventKind::PathJoined {
             mcst_id,
             generation,
@@ -279,12 +283,15 @@ fn engine_event(pipeline: &mut dyn Pipeline, at: Nanos, kind: EventKind) -> Even
 fn of_rule<T: Default>(
     pipeline: &mut dyn Pipeline,
     (mcst_id, generation): (McstId, u64),
-    read: impl FnOnce(&GroupRule) -> T,
+    read: impl Fn(&GroupRule) -> T,
 ) -> T {
-    let rule = pipeline
-        .rule(mcst_id)
-        .filter(|rule| rule.generation == generation);
-    rule.as_ref().map(read).unwrap_or_default()
+    let mut found = T::default();
+    pipeline.read_rule(mcst_id, &mut |rule| {
+        if rule.generation == generation {
+            found = read(rule);
+        }
+    });
+    found
 }
 
 fn names(pipeline: &mut dyn Pipeline, of: (McstId, u64), endpoint: u16) -> (String, u32, String) {

@@ -64,10 +64,13 @@ impl Core {
         generation: Option<u64>,
     ) -> Result<bool, Refusal> {
         self.check(caller)?;
-        let Some(running) = pipeline.rule(mcst_id) else {
+        let mut running = None;
+        pipeline.read_rule(mcst_id, &mut |rule| {
+            running = Some((rule.name.clone(), rule.generation))
+        });
+        let Some((name, runs)) = running else {
             return Ok(false);
         };
-        let (name, runs) = (running.name, running.generation);
         let of = self.owner_of(mcst_id);
         let owner = owner.or(caller.map(|term| &*term.owner));
         if let Some(not) = owner.filter(|owner| *owner != of) {

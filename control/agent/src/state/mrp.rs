@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use castnet_mrp::{Dropped, Hop, Limits, Outgoing, Received, Registrar, Switch, Upstream};
-use castnet_rules::{Endpoint, GroupRule, RouteHop};
+use castnet_rules::{GroupRule, RouteHop};
 use castnet_wire::{
     Datagram, DropReason, Limit, MacAddr, McstId, MrpPacket, MrpReason, MrpRefusal, Nanos, PortId,
 };
@@ -243,11 +243,12 @@ impl Switch for Around<'_> {
     }
 
     fn groups_at(&mut self, port: PortId, without: McstId) -> usize {
-        let uses = |rule: &GroupRule| rule.endpoints.iter().any(|e: &Endpoint| e.port == port);
-        let own = self.pipeline.rule(without).is_some_and(|rule| uses(&rule));
+        let (mut own, pipeline) = (false, &mut self.pipeline);
+        pipeline.read_rule(without, &mut |rule| {
+            own = rule.endpoints.iter().any(|e| e.port == port)
+        });
         // It may have been removed since.
-        let all = self.pipeline.groups_at(port);
-        all.saturating_sub(usize::from(own))
+        pipeline.groups_at(port).saturating_sub(usize::from(own))
     }
 
     fn install(&mut self, leader: Ipv4Addr, rule: &GroupRule) -> Result<(), MrpRefusal> {

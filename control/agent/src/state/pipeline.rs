@@ -13,7 +13,8 @@ pub trait Pipeline {
     /// Calls `install` once, and publishes what it has installed.
     fn install_together(&mut self, install: &mut dyn FnMut(&mut dyn Installer)) -> Result<(), Stopped>;
     fn remove_group(&mut self, mcst_id: McstId) -> Result<Option<GroupRule>, Stopped>;
-    fn rule(&mut self, mcst_id: McstId) -> Option<GroupRule>;
+    /// Calls `read` with the rule of a group, if there is one.
+    fn read_rule(&mut self, mcst_id: McstId, read: &mut dyn FnMut(&GroupRule));
     fn group(&mut self, mcst_id: McstId) -> Result<Option<InstalledGroup>, Stopped>;
     /// Number of groups that use a port.
     fn groups_at(&mut self, port: PortId) -> usize;

@@ -55,8 +55,8 @@ impl Pipeline for Switch {
         Ok(self.groups.remove(&mcst_id))
     }
 
-    fn rule(&mut self, mcst_id: McstId) -> Option<GroupRule> {
-        self.groups.get(&mcst_id).cloned()
+    fn read_rule(&mut self, mcst_id: McstId, read: &mut dyn FnMut(&GroupRule)) {
+        self.groups.get(&mcst_id).into_iter().for_each(read);
     }
 
     fn group(&mut self, _: McstId) -> Result<Option<InstalledGroup>, Stopped> {
