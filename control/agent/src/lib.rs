@@ -49,12 +49,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(dataplane: Arc<Dataplane>, boot_id: u64) -> Self {
+    pub(crate) fn new(dataplane: Arc<Dataplane>) -> Self {
         Self {
             events: events::start(&dataplane),
             dataplane,
             core: Mutex::default(),
-            boot_id,
+            // The seed of the standard library's hash maps is random. 0 means unknown in messages.
+            boot_id: RandomState::new().build_hasher().finish() | 1,
         }
     }
 
@@ -109,14 +110,12 @@ impl Agent {
 
     /// Like [`Agent::start_for`], where [`listen`] has taken the address, as before the dataplane started. Call it in a runtime of tokio.
     pub fn serve(dataplane: Arc<Dataplane>, listener: Listener, access: &Arc<Access>) -> Self {
-        // The seed of the standard library's hash maps is random. 0 means unknown in messages.
-        let boot_id = RandomState::new().build_hasher().finish() | 1;
-        let shared = Arc::new(Shared::new(dataplane, boot_id));
+        let shared = Arc::new(Shared::new(dataplane));
         let service = guard(access, right, AgentServer::new(Service::new(shared.clone())));
         let log = guard(access, process::right, process::server());
         let routes = Routes::new(service).add_service(log);
         let server = listener.serve(routes);
-        tracing::info!(switch = shared.dataplane.name(), address = %server.address(), boot_id, "agent serves");
+        tracing::info!(switch = shared.dataplane.name(), address = %server.address(), boot_id = shared.boot_id, "agent serves");
         Self { server, shared }
     }
 

@@ -25,9 +25,8 @@ pub(crate) fn start(shared: &Arc<Shared>, limits: Limits, fabric: Vec<FabricPort
             let packet = packets.recv_timeout(LOOK);
             let Some(shared) = weak.upgrade() else { return };
             let packet = match packet {
-                Ok(packet) => Some(packet),
-                Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
+                packet => packet.ok(),
             };
             let dataplane = &shared.dataplane;
             let dropped = shared.handle(|core, pipeline| {

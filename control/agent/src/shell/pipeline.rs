@@ -23,16 +23,10 @@ impl Pipeline for &Dataplane {
         Dataplane::install_together(self, |installer| install(installer))
     }
 
-    fn read_rule(&mut self, mcst_id: McstId, read: &mut dyn FnMut(&GroupRule)) {
-        Dataplane::read_rule(self, mcst_id, read);
-    }
-
-    fn groups_at(&mut self, port: PortId) -> usize {
-        self.groups_per_port()[port.index()]
-    }
-
     as_dataplane! {
         remove_group(mcst_id: McstId) -> Result<Option<GroupRule>, Stopped>;
+        read_rule(mcst_id: McstId, read: &mut dyn FnMut(&GroupRule)) -> Option<()>;
+        groups_per_port() -> [usize; PortId::COUNT];
         group(mcst_id: McstId) -> Result<Option<InstalledGroup>, Stopped>;
         set_routes(routes: Vec<Route>) -> Result<(), RouteError>;
         set_routes_within(scope: &[Ipv4Net], routes: Vec<Route>) -> Result<(usize, usize), RouteError>;

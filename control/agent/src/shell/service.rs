@@ -465,7 +465,7 @@ mod tests {
         let config = DataplaneConfig::new("leaf", Vec::new());
         let start = tokio::task::spawn_blocking(move || Dataplane::start(config));
         let dataplane = Arc::new(start.await.unwrap().unwrap());
-        let service = Service::new(Arc::new(Shared::new(dataplane, 1)));
+        let service = Service::new(Arc::new(Shared::new(dataplane)));
         let (reader, operator) = (request(Role::ReadOnly), request(Role::Operator));
         let ((goes_on, may_go_on), (starts, mut started)) = (channel::<()>(), mpsc::channel(1));
         let first = service.list(&reader, move |_| {

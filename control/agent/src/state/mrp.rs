@@ -248,7 +248,7 @@ impl Switch for Around<'_> {
             own = rule.endpoints.iter().any(|e| e.port == port)
         });
         // It may have been removed since.
-        pipeline.groups_at(port).saturating_sub(usize::from(own))
+        pipeline.groups_per_port()[port.index()].saturating_sub(usize::from(own))
     }
 
     fn install(&mut self, leader: Ipv4Addr, rule: &GroupRule) -> Result<(), MrpRefusal> {

@@ -13,11 +13,9 @@ pub trait Pipeline {
     /// Calls `install` once, and publishes what it has installed.
     fn install_together(&mut self, install: &mut dyn FnMut(&mut dyn Installer)) -> Result<(), Stopped>;
     fn remove_group(&mut self, mcst_id: McstId) -> Result<Option<GroupRule>, Stopped>;
-    /// Calls `read` with the rule of a group, if there is one.
-    fn read_rule(&mut self, mcst_id: McstId, read: &mut dyn FnMut(&GroupRule));
+    fn read_rule(&mut self, mcst_id: McstId, read: &mut dyn FnMut(&GroupRule)) -> Option<()>;
     fn group(&mut self, mcst_id: McstId) -> Result<Option<InstalledGroup>, Stopped>;
-    /// Number of groups that use a port.
-    fn groups_at(&mut self, port: PortId) -> usize;
+    fn groups_per_port(&mut self) -> [usize; PortId::COUNT];
     fn set_routes(&mut self, routes: Vec<Route>) -> Result<(), RouteError>;
     fn set_routes_within(
         &mut self,
