@@ -17,55 +17,53 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod access;
-mod collective;
-mod events;
-mod forwarding;
-mod install;
-mod mrp;
-mod multicast;
-mod service;
-mod taps;
-mod terms;
-mod view;
+mod shell;
+pub mod state;
 
-use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use castnet_proto::access::{Access, guard, listen};
-use castnet_proto::convert::SourceGuardParts;
 use castnet_proto::process;
 use castnet_proto::transport::{Address, Listener, Security, Server, TransportError};
 use castnet_proto::v1::agent_server::AgentServer;
-use castnet_rules::{Fault, GroupRule, Ipv4Net, RuleSet};
-use castnet_wire::McstId;
+use castnet_rules::{Fault, GroupRule, Route, RuleSet};
 use castnet_worker::{Dataplane, InstallError, Installed, RouteError};
 use parking_lot::Mutex;
 use tonic::service::Routes;
 
-use crate::events::Events;
-pub use crate::mrp::FabricPort;
-use crate::terms::Terms;
+use crate::shell::events::{self, EventSender};
+use crate::shell::mrp;
+use crate::shell::service::Service;
+use crate::state::access::right;
+use crate::state::core::Core;
+pub use crate::state::mrp::FabricPort;
+use crate::state::pipeline::Pipeline;
 
 pub(crate) struct Shared {
     pub(crate) dataplane: Arc<Dataplane>,
-    /// Locked during an installation: those of several clients do not mix.
-    pub(crate) owners: Mutex<Owners>,
-    /// What each owner has said about ports of hosts.
-    pub(crate) guards: Mutex<BTreeMap<String, SourceGuardParts>>,
-    pub(crate) events: Arc<Events>,
+    core: Mutex<Core>,
+    pub(crate) events: Arc<EventSender>,
     /// Drawn at each start.
     pub(crate) boot_id: u64,
 }
 
-#[derive(Default)]
-pub(crate) struct Owners {
-    /// The owner of each group; no entry: an operator.
-    pub(crate) groups: BTreeMap<McstId, String>,
-    /// The controller that has set the route of a group to copy its packets.
-    pub(crate) routes: BTreeMap<Ipv4Net, String>,
-    pub(crate) terms: Terms,
+impl Shared {
+    pub(crate) fn new(dataplane: Arc<Dataplane>) -> Self {
+        Self {
+            events: events::start(&dataplane),
+            dataplane,
+            core: Mutex::default(),
+            // The seed of the standard library's hash maps is random. 0 means unknown in messages.
+            boot_id: RandomState::new().build_hasher().finish() | 1,
+        }
+    }
+
+    /// Gives a request to the state, which is locked until the workers have answered: requests of several clients do not mix, and an earlier
+    /// one of a controller does not come after that of the next controller.
+    pub(crate) fn handle<T>(&self, request: impl FnOnce(&mut Core, &mut dyn Pipeline) -> T) -> T {
+        request(&mut self.core.lock(), &mut &*self.dataplane)
+    }
 }
 
 /// A running agent. Dropping it disconnects its clients; the dataplane runs on.
@@ -112,22 +110,12 @@ impl Agent {
 
     /// Like [`Agent::start_for`], where [`listen`] has taken the address, as before the dataplane started. Call it in a runtime of tokio.
     pub fn serve(dataplane: Arc<Dataplane>, listener: Listener, access: &Arc<Access>) -> Self {
-        // The seed of the standard library's hash maps is random. 0 means unknown in messages.
-        let boot_id = RandomState::new().build_hasher().finish() | 1;
-        let events = events::start(&dataplane);
-        let shared = Arc::new(Shared {
-            dataplane,
-            owners: Mutex::default(),
-            guards: Mutex::default(),
-            events,
-            boot_id,
-        });
-        let service = service::Service::new(shared.clone());
-        let service = guard(access, crate::access::right, AgentServer::new(service));
+        let shared = Arc::new(Shared::new(dataplane));
+        let service = guard(access, right, AgentServer::new(Service::new(shared.clone())));
         let log = guard(access, process::right, process::server());
         let routes = Routes::new(service).add_service(log);
         let server = listener.serve(routes);
-        tracing::info!(switch = shared.dataplane.name(), address = %server.address(), boot_id, "agent serves");
+        tracing::info!(switch = shared.dataplane.name(), address = %server.address(), boot_id = shared.boot_id, "agent serves");
         Self { server, shared }
     }
 
@@ -204,11 +192,7 @@ pub fn load_rules(dataplane: &Dataplane, rules: &RuleSet) -> Result<(), LoadErro
 }
 
 /// Removes groups, and installs again those that they replaced.
-fn roll_back(
-    dataplane: &Dataplane,
-    groups: Vec<(&GroupRule, Option<GroupRule>)>,
-    routes: Vec<castnet_rules::Route>,
-) {
+fn roll_back(dataplane: &Dataplane, groups: Vec<(&GroupRule, Option<GroupRule>)>, routes: Vec<Route>) {
     for (group, before) in groups.into_iter().rev() {
         let removed = dataplane.remove_group(group.mcst_id).map_err(InstallError::from);
         let undone =

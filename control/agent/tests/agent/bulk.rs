@@ -9,7 +9,7 @@ use tonic::{Code, Status};
 use crate::agent::{Lab, assert_refused, mac, port, rule};
 
 /// Another group of the same hosts.
-fn numbered(n: u8) -> GroupRule {
+pub(crate) fn numbered(n: u8) -> GroupRule {
     let mut rule = GroupRule {
         name: format!("g{n}"),
         mcst_id: McstId([10, 200, 0, n].into()),

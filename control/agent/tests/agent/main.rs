@@ -10,4 +10,5 @@ mod mrp;
 mod next_hops;
 mod one_checker;
 mod routes;
+mod state;
 mod terms;

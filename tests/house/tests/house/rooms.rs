@@ -1,4 +1,5 @@
-//! The rooms of the engine stand in a straight order: none uses one above it. Those of the controller are two: what decides, and what acts.
+//! The rooms of the engine stand in a straight order: none uses one above it. Those of the controller and of the agent are two: what decides, and
+//! what acts.
 
 use std::path::Path;
 
@@ -71,7 +72,7 @@ fn no_room_of_the_engine_uses_one_above_it() {
     assert_eq!(upward(&engine.join("group"), "crate::group::", &GROUP), [""; 0]);
 }
 
-/// What the state of the controller may not have: it decides, and the shell acts.
+/// What a state may not have: it decides, and the shell acts.
 const ACTS: [&str; 7] = [
     "crate::shell",
     "Instant::now",
@@ -82,22 +83,29 @@ const ACTS: [&str; 7] = [
     "RandomState",
 ];
 
-fn acts(text: &str) -> Vec<&'static str> {
+/// What the state of the agent may not have either. That of the controller caches behind locks.
+const SHARES: [&str; 4] = ["tonic", "Mutex", "RwLock", "thread"];
+
+fn acts(text: &str, more: &[&'static str]) -> Vec<&'static str> {
     let text = text.split("#[cfg(test)]").next().unwrap_or_default();
-    ACTS.into_iter().filter(|word| text.contains(word)).collect()
+    let words = ACTS.into_iter().chain(more.iter().copied());
+    words.filter(|word| text.contains(word)).collect()
 }
 
 #[test]
-fn the_state_of_the_controller_uses_no_shell_no_clock_and_no_task() {
-    let mut files = Vec::new();
-    sources(&root().join("control/controller/src/state"), &mut files);
-    assert!(files.len() > 40, "{} files", files.len());
-    let is_code = |file: &&std::path::PathBuf| !file.ends_with("tests.rs");
-    for file in files.iter().filter(is_code) {
-        let text = std::fs::read_to_string(file).expect("a text");
-        assert_eq!(acts(&text), [""; 0], "{}", file.display());
+fn a_state_uses_no_shell_no_clock_and_no_task() {
+    for (of, least, more) in [("controller", 40, &SHARES[..0]), ("agent", 12, &SHARES[..])] {
+        let mut files = Vec::new();
+        sources(&root().join(format!("control/{of}/src/state")), &mut files);
+        assert!(files.len() > least, "{of}: {} files", files.len());
+        let is_code = |file: &&std::path::PathBuf| !file.ends_with("tests.rs");
+        for file in files.iter().filter(is_code) {
+            let text = std::fs::read_to_string(file).expect("a text");
+            assert_eq!(acts(&text, more), [""; 0], "{}", file.display());
+        }
     }
-    assert_eq!(acts("let at = Instant::now();"), ["Instant::now"]);
+    assert_eq!(acts("let at = Instant::now();", &[]), ["Instant::now"]);
+    assert_eq!(acts("use parking_lot::Mutex;", &["Mutex"]), ["Mutex"]);
 }
 
 #[test]

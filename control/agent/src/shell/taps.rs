@@ -4,15 +4,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use castnet_proto::convert::refuse;
 use castnet_proto::v1;
 use castnet_wire::FrameFilter;
-use castnet_worker::{Dataplane, TapError, TapStream};
+use castnet_worker::{Dataplane, TapStream};
 use crossbeam::channel::RecvTimeoutError;
 use tokio::sync::mpsc;
-use tonic::{Code, Status};
+use tonic::Status;
 
-use crate::view;
+use crate::shell::status::tap_refused;
+use crate::state::view;
 
 /// Messages that wait for a slow client.
 const STREAM_DEPTH: usize = 256;
@@ -32,7 +32,7 @@ pub(crate) fn trace(
 ) -> Result<Out<v1::FrameTrace>, Status> {
     let stream = dataplane
         .trace_live(filter, count)
-        .map_err(|e| refused(e, "filter.port"))?;
+        .map_err(|e| tap_refused(e, "filter.port"))?;
     carry("castnet-trace", stream, |trace, lost| view::trace(&trace, lost))
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn capture(
     let length_max = if snap_length == 0 { usize::MAX } else { snap_length };
     let stream = dataplane
         .capture(filter, length_max, count)
-        .map_err(|e| refused(e, "filter.port"))?;
+        .map_err(|e| tap_refused(e, "filter.port"))?;
     let clock = dataplane.clone();
     carry("castnet-capture", stream, move |captured, lost| {
         let at = clock
@@ -98,13 +98,4 @@ fn too_slow<T>(stream: &TapStream<T>) -> Status {
         "ended by the switch: nothing was taken for {} s while frames waited; {lost} frames were lost",
         PATIENCE.as_secs()
     ))
-}
-
-pub(crate) fn refused(error: TapError, port_field: &str) -> Status {
-    let text = error.to_string();
-    match error {
-        TapError::Full { .. } => Status::resource_exhausted(text),
-        TapError::NoPort(_) => refuse(Code::InvalidArgument, port_field, text),
-        _ => Status::unavailable(text),
-    }
 }

@@ -9,32 +9,34 @@ use castnet_worker::engine::{
     Captured, ContextStatus, FdbEntry, Neighbour, Said, Seen, Step, Trace, Verdict, copy_totals,
 };
 use castnet_worker::{
-    Counters, GroupReport, InstalledGroup, KindReport, PfcClassReport, PortReport, Ring, RingReport,
-    WorkerReport, copy_clocks, copy_pfc_counters, copy_port_totals, copy_worker_counters,
+    Counters, DataplaneConfig, GroupReport, InstalledGroup, KindReport, PfcClassReport, PortReport, Ring,
+    RingReport, WorkerReport, WorkerStats, copy_clocks, copy_pfc_counters, copy_port_totals,
+    copy_worker_counters,
 };
-use tonic::Status;
 
-use crate::install::stopped;
-use crate::{Shared, collective, forwarding, multicast};
+pub(crate) mod collective;
+mod forwarding;
+mod multicast;
 
 /// Minimum of link MTU minus path MTU, in bytes: the longest headers of RoCEv2 over IPv4, and a reserve; the planner's
 /// `HEADROOM`.
 const PMTU_HEADROOM: usize = 80;
 
-pub(crate) fn capabilities(shared: &Shared) -> Result<v1::Capabilities, Status> {
-    let dataplane = &shared.dataplane;
-    let config = dataplane.config();
-    let workers = dataplane.runtime().map_err(stopped)?;
+pub(crate) fn capabilities(
+    config: &DataplaneConfig,
+    boot_id: u64,
+    workers: &[WorkerStats],
+    ports: &[PortReport],
+) -> v1::Capabilities {
     let used: usize = workers.iter().map(|w| w.group_memory_bytes).sum();
     let groups: usize = workers.iter().map(|w| w.groups).sum();
     let max = config.engine.memory_bytes_max;
-    let ports = dataplane.ports().map_err(stopped)?;
     let widest = ports.iter().map(|p| p.link.mtu).max().unwrap_or(0);
     let fits = Pmtu::ALL.iter().filter(|p| p.bytes() + PMTU_HEADROOM <= widest);
-    Ok(v1::Capabilities {
-        switch_name: dataplane.name().into(),
+    v1::Capabilities {
+        switch_name: config.engine.switch.clone(),
         version: castnet_proto::process::version().into(),
-        boot_id: shared.boot_id,
+        boot_id,
         ports: config.ports.iter().map(|p| p.name.clone()).collect(),
         groups_max: config.engine.groups_max as u64,
         groups: groups as u64,
@@ -43,7 +45,7 @@ pub(crate) fn capabilities(shared: &Shared) -> Result<v1::Capabilities, Status> 
         pmtus: fits.map(|p| p.bytes() as u32).collect(),
         endpoints_max: ENDPOINTS_MAX as u32,
         workers: workers.len() as u32,
-    })
+    }
 }
 
 /// Empty without a rule.

@@ -9,7 +9,7 @@ use castnet_worker::engine::{
     copy_endpoint_counters,
 };
 
-use crate::view::next_hop;
+use crate::state::view::next_hop;
 
 pub(crate) fn state(status: &CollectiveGroupStatus) -> v1::TranslatedState {
     let (machine, kind) = (&status.machine, status.rule.translated());

@@ -1,28 +1,25 @@
-//! The thread for MRP: gives registration packets to the machine, and installs the groups that it asks for by the path of the calls of
-//! controllers and operators.
+//! Registrations of MRP: packets are given to the machine, and the groups that it asks for are installed as those of controllers and
+//! operators are.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use castnet_mrp::{Dropped, Hop, Limits, Outgoing, Received, Registrar, Switch, Upstream};
-use castnet_rules::{Endpoint, GroupRule, RouteHop};
+use castnet_rules::{GroupRule, RouteHop};
 use castnet_wire::{
     Datagram, DropReason, Limit, MacAddr, McstId, MrpPacket, MrpReason, MrpRefusal, Nanos, PortId,
 };
-use castnet_worker::engine::{PortSet, RegistrationFrame, Said};
-use crossbeam::channel::RecvTimeoutError;
-use tonic::Code;
+use castnet_worker::InstallError;
+use castnet_worker::engine::{InstallError as RefusedBy, PortSet, RegistrationFrame, Said};
 
-use crate::Shared;
+use crate::state::core::Core;
+use crate::state::pipeline::Pipeline;
+use crate::state::refusal::Refusal;
 
-/// How often the thread checks whether agent and dataplane still exist.
-const LOOK: Duration = Duration::from_millis(100);
 /// A port's refusals in the log. The counters of drops have them all.
 const LOGGED: Limit = Limit::new(1, Nanos::from_millis(1_000));
 /// How long tables are used before they are read again.
-const FRESH: Duration = Duration::from_millis(20);
+const FRESH: Nanos = Nanos::from_millis(20);
 
 /// A port that leads to other switches which serve MRP, where no LLDP shows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,80 +30,84 @@ pub struct FabricPort {
     pub mac: Option<MacAddr>,
 }
 
-/// Starts the thread. It ends with the dataplane or with the agent.
-pub(crate) fn start(shared: &Arc<Shared>, limits: Limits, fabric: Vec<FabricPort>) -> std::io::Result<()> {
-    let weak = Arc::downgrade(shared);
-    let packets = shared.dataplane.registrations().clone();
-    let thread = std::thread::Builder::new().name("castnet-mrp".into());
-    let work = move || {
-        let mut registrar = Registrar::new(limits);
-        let mut tables = Tables::default();
-        let mut logged = BTreeMap::new();
-        loop {
-            let packet = packets.recv_timeout(LOOK);
-            let Some(shared) = weak.upgrade() else { return };
-            let mut around = Around::new(&shared, &fabric, core::mem::take(&mut tables));
-            let now = shared.dataplane.now();
-            if registrar.poll_timeout().is_some_and(|due| due <= now) {
-                registrar.handle_timeout(now, &mut around);
-            }
-            match packet {
-                Ok(packet) => handle(&mut registrar, now, &packet, &mut around, &mut logged),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
-            tables = around.flush();
-        }
-    };
-    thread.spawn(work).map(drop)
+/// The registrations at a switch.
+#[derive(Debug)]
+pub struct Registrations {
+    registrar: Registrar,
+    fabric: Vec<FabricPort>,
+    /// `None`: nothing is sent.
+    udp_port: Option<u16>,
+    tables: Tables,
+    logged: BTreeMap<PortId, Limit>,
+    frames: Vec<(PortId, Vec<u8>)>,
 }
 
-/// `logged`: by port.
-fn handle(
-    registrar: &mut Registrar,
-    now: Nanos,
-    received: &RegistrationFrame,
-    around: &mut Around<'_>,
-    logged: &mut BTreeMap<PortId, Limit>,
-) {
-    let port = received.port;
-    let parsed = Datagram::parse(&received.frame).and_then(|datagram| {
-        let packet = MrpPacket::parse(datagram.payload)?;
-        let mcst_id = McstId(datagram.to.0);
-        let (mac, from) = (datagram.macs.1, datagram.from.0);
-        Ok(Received {
-            port,
-            mac,
-            from,
-            mcst_id,
-            packet,
-        })
-    });
-    let reason = match parsed {
-        Ok(received) => {
-            let (mcst_id, leader) = (received.mcst_id, received.from);
-            match registrar.handle(now, received, around) {
-                Ok(()) => return,
-                Err(dropped) => {
-                    if matches!(dropped, Dropped::Refused(_) | Dropped::TooOften { .. })
-                        && logged.entry(port).or_insert(LOGGED).allows(now)
-                    {
-                        tracing::info!(%mcst_id, %leader, %port, %dropped, "registration");
-                    }
-                    DropReason::RegistrationRefused
-                }
-            }
+impl Registrations {
+    /// No registrations yet. `udp_port`: that of [`castnet_worker::engine::RegistrationConfig`].
+    pub fn new(limits: Limits, fabric: Vec<FabricPort>, udp_port: Option<u16>) -> Self {
+        Self {
+            registrar: Registrar::new(limits),
+            fabric,
+            udp_port,
+            tables: Tables::default(),
+            logged: BTreeMap::new(),
+            frames: Vec::new(),
         }
-        Err(_) => DropReason::Malformed,
-    };
-    // A dataplane that has stopped counts nothing.
-    let _ = around.shared.dataplane.count_drop(port, reason);
+    }
+
+    /// Removes the groups of registrations that have ended, and handles a packet, if there is one. Returns why it is dropped, if it is.
+    pub fn handle(
+        &mut self,
+        now: Nanos,
+        packet: Option<&RegistrationFrame>,
+        core: &mut Core,
+        pipeline: &mut dyn Pipeline,
+    ) -> Option<DropReason> {
+        let mut around = Around {
+            now,
+            core,
+            pipeline,
+            fabric: &self.fabric,
+            udp_port: self.udp_port,
+            tables: &mut self.tables,
+            frames: &mut self.frames,
+        };
+        if self.registrar.poll_timeout().is_some_and(|due| due <= now) {
+            self.registrar.handle_timeout(now, &mut around);
+        }
+        let RegistrationFrame { port, frame } = packet?;
+        let parsed = Datagram::parse(frame).and_then(|datagram| {
+            Ok(Received {
+                port: *port,
+                mac: datagram.macs.1,
+                from: datagram.from.0,
+                mcst_id: McstId(datagram.to.0),
+                packet: MrpPacket::parse(datagram.payload)?,
+            })
+        });
+        let Ok(received) = parsed else {
+            return Some(DropReason::Malformed);
+        };
+        let (mcst_id, leader) = (received.mcst_id, received.from);
+        let dropped = self.registrar.handle(now, received, &mut around).err()?;
+        if matches!(dropped, Dropped::Refused(_) | Dropped::TooOften { .. })
+            && self.logged.entry(*port).or_insert(LOGGED).allows(now)
+        {
+            tracing::info!(%mcst_id, %leader, %port, %dropped, "registration");
+        }
+        Some(DropReason::RegistrationRefused)
+    }
+
+    /// The frames to be sent, each by its port.
+    pub fn poll_transmit(&mut self) -> Vec<(PortId, Vec<u8>)> {
+        std::mem::take(&mut self.frames)
+    }
 }
 
 /// What is known of neighbours and routes, for a short time.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Tables {
-    read: Option<Instant>,
+    read: Option<Nanos>,
     /// Hosts by address.
     hosts: BTreeMap<Ipv4Addr, (PortId, MacAddr)>,
     /// Ports that lead to switches.
@@ -119,42 +120,24 @@ struct Tables {
 
 /// The switch around the machine, for one packet.
 struct Around<'a> {
-    shared: &'a Shared,
+    now: Nanos,
+    core: &'a mut Core,
+    pipeline: &'a mut dyn Pipeline,
     fabric: &'a [FabricPort],
-    tables: Tables,
-    frames: Vec<(PortId, Vec<u8>)>,
+    udp_port: Option<u16>,
+    tables: &'a mut Tables,
+    frames: &'a mut Vec<(PortId, Vec<u8>)>,
 }
 
 fn owner(leader: Ipv4Addr) -> String {
     format!("MRP leader {leader}")
 }
 
-impl<'a> Around<'a> {
-    const fn new(shared: &'a Shared, fabric: &'a [FabricPort], tables: Tables) -> Self {
-        let frames = Vec::new();
-        Self {
-            shared,
-            fabric,
-            tables,
-            frames,
-        }
-    }
-
-    /// Sends what the machine has sent.
-    fn flush(self) -> Tables {
-        if !self.frames.is_empty()
-            && let Err(error) = self.shared.dataplane.transmit(self.frames)
-        {
-            tracing::debug!(%error, "registration packets are not sent");
-        }
-        self.tables
-    }
-
+impl Around<'_> {
     fn tables(&mut self) -> &Tables {
-        if self.tables.read.is_none_or(|at| at.elapsed() >= FRESH) {
-            let dataplane = &self.shared.dataplane;
+        if self.tables.read.is_none_or(|at| self.now.since(at) >= FRESH) {
             let mut tables = Tables {
-                read: Some(Instant::now()),
+                read: Some(self.now),
                 ..Tables::default()
             };
             for FabricPort { port, mac } in self.fabric {
@@ -163,11 +146,8 @@ impl<'a> Around<'a> {
                 tables.switches.extend(named);
             }
             // The controller has hosts there by its topology file: LLDP comes from one of them.
-            let guards = self.shared.guards.lock();
-            let filed = guards.values().flat_map(|guard| &guard.hosts);
-            let of_hosts: PortSet = filed.map(|(port, _)| *port).collect();
-            drop(guards);
-            for neighbour in dataplane.neighbours().unwrap_or_default() {
+            let of_hosts = self.core.ports_of_hosts();
+            for neighbour in self.pipeline.neighbours().unwrap_or_default() {
                 match neighbour.said {
                     Said::Arp { ip, mac } => drop(tables.hosts.insert(ip, (neighbour.port, mac))),
                     Said::Lldp { .. } if of_hosts.contains(neighbour.port) => {}
@@ -177,12 +157,12 @@ impl<'a> Around<'a> {
                     }
                 }
             }
-            let routes = dataplane.routes().into_iter();
+            let routes = self.pipeline.routes().into_iter();
             let keyed = routes.map(|r| ((r.prefix.prefix_len(), r.prefix.network()), r.next_hops));
             tables.routes = keyed.collect();
-            self.tables = tables;
+            *self.tables = tables;
         }
-        &self.tables
+        self.tables
     }
 }
 
@@ -254,7 +234,7 @@ impl Tables {
 impl Switch for Around<'_> {
     fn hops(&mut self, ip: Ipv4Addr) -> Vec<Hop> {
         let mut hops = self.tables().hops(ip);
-        hops.retain(|hop| self.shared.dataplane.is_up(hop.port));
+        hops.retain(|hop| self.pipeline.is_up(hop.port));
         hops
     }
 
@@ -263,43 +243,39 @@ impl Switch for Around<'_> {
     }
 
     fn groups_at(&mut self, port: PortId, without: McstId) -> usize {
-        let dataplane = &self.shared.dataplane;
-        let uses = |rule: &GroupRule| rule.endpoints.iter().any(|e: &Endpoint| e.port == port);
-        let own = dataplane.rule(without).is_some_and(|rule| uses(&rule));
+        let (mut own, pipeline) = (false, &mut self.pipeline);
+        pipeline.read_rule(without, &mut |rule| {
+            own = rule.endpoints.iter().any(|e| e.port == port)
+        });
         // It may have been removed since.
-        dataplane.groups_per_port()[port.index()].saturating_sub(usize::from(own))
+        pipeline.groups_per_port()[port.index()].saturating_sub(usize::from(own))
     }
 
     fn install(&mut self, leader: Ipv4Addr, rule: &GroupRule) -> Result<(), MrpRefusal> {
-        let installed = self.shared.install(None, &owner(leader), |install| install(rule));
-        let Err(status) = installed.and_then(|installed| installed) else {
+        let installed = self
+            .core
+            .install_group(self.pipeline, None, &owner(leader), rule.clone());
+        let Err(refusal) = installed else {
             return Ok(());
         };
         // The refusal itself is in the log once in a while, by its port.
-        tracing::debug!(group = rule.name, %leader, reason = status.message(), "registration is refused");
-        Err(MrpRefusal::of(match status.code() {
-            Code::AlreadyExists => MrpReason::Taken,
-            Code::ResourceExhausted => MrpReason::NoCapacity,
-            _ => MrpReason::Refused,
-        }))
+        tracing::debug!(group = rule.name, %leader, reason = %refusal, "registration is refused");
+        Err(MrpRefusal::of(reason(&refusal)))
     }
 
     fn remove(&mut self, leader: Ipv4Addr, mcst_id: McstId) {
+        let owner = owner(leader);
+        let removed = self
+            .core
+            .remove_group(self.pipeline, None, mcst_id, Some(&owner), None);
         // An operator may have removed it, and another owner taken the address.
-        if let Err(status) = self.shared.remove(None, mcst_id, Some(&owner(leader)), None) {
-            tracing::info!(%mcst_id, %leader, reason = status.message(), "a registration has ended, its group is kept");
+        if let Err(refusal) = removed {
+            tracing::info!(%mcst_id, %leader, reason = %refusal, "a registration has ended, its group is kept");
         }
     }
 
     fn send(&mut self, packet: &Outgoing) {
-        let dataplane = &self.shared.dataplane;
-        let udp_port = dataplane
-            .config()
-            .engine
-            .registration
-            .as_ref()
-            .map(|r| r.udp_port);
-        let (Some(mac), Some(udp_port)) = (dataplane.port_mac(packet.port), udp_port) else {
+        let (Some(mac), Some(udp_port)) = (self.pipeline.port_mac(packet.port), self.udp_port) else {
             return;
         };
         let payload = packet.packet.to_bytes();
@@ -310,5 +286,17 @@ impl Switch for Around<'_> {
             payload: &payload,
         };
         self.frames.push((packet.port, datagram.to_frame()));
+    }
+}
+
+fn reason(refusal: &Refusal) -> MrpReason {
+    use InstallError::{Clash, Refused};
+    use RefusedBy::{GroupsFull, NextHopsFull, NoMemory};
+    match refusal {
+        Refusal::AddressTaken { .. } | Refusal::Install(_, Clash(_)) => MrpReason::Taken,
+        Refusal::Install(_, Refused(GroupsFull { .. } | NoMemory { .. } | NextHopsFull)) => {
+            MrpReason::NoCapacity
+        }
+        _ => MrpReason::Refused,
     }
 }

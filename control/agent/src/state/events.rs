@@ -1,8 +1,6 @@
-//! Events of the dataplane as messages, for any number of clients.
+//! Events of the dataplane as messages.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use castnet_proto::convert::{disagreement_to_proto, port_to_proto};
 use castnet_proto::v1;
@@ -11,62 +9,16 @@ use castnet_proto::v1::rank_refused::Rule;
 use castnet_rules::{Endpoint, GroupRule};
 use castnet_wire::{McstId, Nanos, PortId};
 use castnet_worker::engine::{ContextStatus, EndpointId, EventKind, Refusal};
-use castnet_worker::{Dataplane, EventStream, MoveCause, SwitchEvent, SwitchEventKind};
-use crossbeam::channel::RecvTimeoutError;
-use tokio::sync::broadcast;
+use castnet_worker::{MoveCause, SwitchEvent, SwitchEventKind};
 
-use crate::{collective, view};
+use crate::state::pipeline::Pipeline;
+use crate::state::view;
+use crate::state::view::collective;
 
-/// Events that are kept for a slow client, which loses older ones.
-const EVENTS_MAX: usize = 1024;
-/// How often the pump checks whether agent and dataplane still exist.
-const LOOK: Duration = Duration::from_millis(100);
-
-pub(crate) type Events = broadcast::Sender<v1::AgentEvent>;
-
-/// Starts the thread that receives events of the dataplane. It ends with the dataplane or with the agent.
-pub(crate) fn start(dataplane: &Arc<Dataplane>) -> Arc<Events> {
-    let all = Arc::new(Events::new(EVENTS_MAX));
-    let (stream, weak, to) = (
-        dataplane.events(),
-        Arc::downgrade(dataplane),
-        Arc::downgrade(&all),
-    );
-    let thread = std::thread::Builder::new().name("castnet-events".into());
-    if let Err(error) = thread.spawn(move || pump(&stream, &weak, &to)) {
-        tracing::error!(%error, "no thread for events: none will be reported");
-    }
-    all
-}
-
-fn pump(stream: &EventStream, dataplane: &Weak<Dataplane>, to: &Weak<Events>) {
-    let mut lost = 0;
-    loop {
-        let event = stream.recv_timeout(LOOK);
-        let (Some(to), Some(dataplane)) = (to.upgrade(), dataplane.upgrade()) else {
-            return;
-        };
-        let reported = match event {
-            Ok(event) => message(&dataplane, event),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => return,
-        };
-        let now_lost = stream.lost();
-        let lagged = (now_lost > lost).then(|| v1::AgentEvent {
-            at_ns: dataplane.now().0,
-            event: Some(Event::Lagged(now_lost - lost)),
-        });
-        lost = now_lost;
-        for event in lagged.into_iter().chain(reported) {
-            // There may be no subscriber.
-            let _ = to.send(event);
-        }
-    }
-}
-
-fn message(dataplane: &Dataplane, SwitchEvent { at, kind }: SwitchEvent) -> Option<v1::AgentEvent> {
+/// The message for clients. `None`: the event is not for them.
+pub fn message(pipeline: &mut dyn Pipeline, SwitchEvent { at, kind }: SwitchEvent) -> Option<v1::AgentEvent> {
     let event = match kind {
-        SwitchEventKind::Engine(kind) => engine_event(dataplane, at, kind),
+        SwitchEventKind::Engine(kind) => engine_event(pipeline, at, kind),
         SwitchEventKind::Port {
             port,
             name,
@@ -142,7 +94,7 @@ fn message(dataplane: &Dataplane, SwitchEvent { at, kind }: SwitchEvent) -> Opti
     })
 }
 
-fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
+fn engine_event(pipeline: &mut dyn Pipeline, at: Nanos, kind: EventKind) -> Event {
     let neighbour = |n, gone| {
         Event::Neighbour(v1::NeighbourChanged {
             neighbour: Some(view::neighbour(&n, at)),
@@ -161,8 +113,8 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             since,
             tries,
         } => {
-            let (group, port, next_hop) = names(dataplane, (mcst_id, generation), endpoint);
-            let (ack_psn, syndrome) = last_feedback(dataplane, mcst_id, endpoint).unwrap_or_default();
+            let (group, port, next_hop) = names(pipeline, (mcst_id, generation), endpoint);
+            let (ack_psn, syndrome) = last_feedback(pipeline, mcst_id, endpoint).unwrap_or_default();
             Event::PathStalled(v1::PathStalled {
                 mcst_id: mcst_id.to_string(),
                 group,
@@ -176,20 +128,22 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
                 ..Default::default()
             })
         }
-        EventKind::BaselineLearned { mcst_id, psn } => Event::BaselineLearned(v1::BaselineLearned {
-            mcst_id: mcst_id.to_string(),
-            group: dataplane
-                .read_rule(mcst_id, |rule| rule.name.clone())
-                .unwrap_or_default(),
-            psn: psn.value(),
-        }),
+        EventKind::BaselineLearned { mcst_id, psn } => {
+            let mut group = String::new();
+            pipeline.read_rule(mcst_id, &mut |rule| group.clone_from(&rule.name));
+            Event::BaselineLearned(v1::BaselineLearned {
+                mcst_id: mcst_id.to_string(),
+                group,
+                psn: psn.value(),
+            })
+        }
         EventKind::PathJoined {
             mcst_id,
             generation,
             endpoint,
             psn,
         } => {
-            let (group, port, next_hop) = names(dataplane, (mcst_id, generation), endpoint);
+            let (group, port, next_hop) = names(pipeline, (mcst_id, generation), endpoint);
             Event::PathJoined(v1::PathJoined {
                 mcst_id: mcst_id.to_string(),
                 group,
@@ -204,7 +158,7 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             generation,
             endpoint,
         } => {
-            let (group, port, next_hop) = names(dataplane, (mcst_id, generation), endpoint);
+            let (group, port, next_hop) = names(pipeline, (mcst_id, generation), endpoint);
             Event::SourcesCompete(v1::SourcesCompete {
                 mcst_id: mcst_id.to_string(),
                 group,
@@ -219,7 +173,7 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             endpoint,
             syndrome,
         } => {
-            let (group, port, next_hop) = names(dataplane, (mcst_id, generation), endpoint);
+            let (group, port, next_hop) = names(pipeline, (mcst_id, generation), endpoint);
             Event::MemberFailed(v1::MemberFailed {
                 mcst_id: mcst_id.to_string(),
                 group,
@@ -255,7 +209,7 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
                 psn: psn.value(),
                 for_ns: at.since(since).0,
                 generation,
-                ..of_rule(dataplane, (mcst_id, generation), read)
+                ..of_rule(pipeline, (mcst_id, generation), read)
             })
         }
         EventKind::RankRefused {
@@ -265,7 +219,7 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             sequence,
             why,
         } => {
-            let ((group, port, next_hop), rank) = of_rule(dataplane, (mcst_id, generation), |rule| {
+            let ((group, port, next_hop), rank) = of_rule(pipeline, (mcst_id, generation), |rule| {
                 let found = rule.endpoints.get(usize::from(endpoint));
                 let rank = found.and_then(|e| collective::ranks(e).first().copied());
                 (names_in(rule, endpoint), rank)
@@ -299,7 +253,7 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             generation,
             control,
         } => {
-            let (group, miscounting_ranks) = of_rule(dataplane, (mcst_id, generation), |rule| {
+            let (group, miscounting_ranks) = of_rule(pipeline, (mcst_id, generation), |rule| {
                 (rule.name.clone(), collective::miscounting(&control, rule.pmtu))
             });
             Event::CollectiveConflict(v1::CollectiveConflict {
@@ -327,16 +281,21 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
 
 /// What `read` finds in this generation of a group's rule; the default if it is not installed any more.
 fn of_rule<T: Default>(
-    dataplane: &Dataplane,
+    pipeline: &mut dyn Pipeline,
     (mcst_id, generation): (McstId, u64),
-    read: impl FnOnce(&GroupRule) -> T,
+    read: impl Fn(&GroupRule) -> T,
 ) -> T {
-    let read = |rule: &GroupRule| (rule.generation == generation).then(|| read(rule));
-    dataplane.read_rule(mcst_id, read).flatten().unwrap_or_default()
+    let mut found = T::default();
+    pipeline.read_rule(mcst_id, &mut |rule| {
+        if rule.generation == generation {
+            found = read(rule);
+        }
+    });
+    found
 }
 
-fn names(dataplane: &Dataplane, of: (McstId, u64), endpoint: u16) -> (String, u32, String) {
-    of_rule(dataplane, of, |rule| names_in(rule, endpoint))
+fn names(pipeline: &mut dyn Pipeline, of: (McstId, u64), endpoint: u16) -> (String, u32, String) {
+    of_rule(pipeline, of, |rule| names_in(rule, endpoint))
 }
 
 fn names_in(rule: &GroupRule, endpoint: u16) -> (String, u32, String) {
@@ -348,11 +307,11 @@ fn names_in(rule: &GroupRule, endpoint: u16) -> (String, u32, String) {
 
 /// AckPSN of a path and the syndrome of its refusal, as far as they are known.
 fn last_feedback(
-    dataplane: &Dataplane,
+    pipeline: &mut dyn Pipeline,
     mcst_id: McstId,
     endpoint: u16,
 ) -> Option<(Option<u32>, Option<u32>)> {
-    let ContextStatus::Multicast(status) = dataplane.group(mcst_id).ok()??.status else {
+    let ContextStatus::Multicast(status) = pipeline.group(mcst_id).ok()??.status else {
         return None;
     };
     let mut paths = status.machine.paths.iter();

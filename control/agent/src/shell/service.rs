@@ -4,29 +4,33 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use castnet_proto::access::{Caller, Right, Role, RunningCall};
+use castnet_proto::access::{Caller, Role, RunningCall};
 use castnet_proto::convert::{
-    Invalid, RULES_TOGETHER_MAX, SourceGuardParts, check_owner, filter_from_proto, install_result_to_proto,
-    mcst_id_from_proto, multicast_routes_from_proto, of_one_route, port_from_proto, prefix_from_proto,
-    refuse, route_from_proto, route_to_proto, routes_from_proto, rule_from_proto, source_guard_from_proto,
+    Invalid, RULES_TOGETHER_MAX, check_owner, filter_from_proto, install_result_to_proto, mcst_id_from_proto,
+    multicast_routes_from_proto, port_from_proto, prefix_from_proto, route_from_proto, routes_from_proto,
+    rule_from_proto, source_guard_from_proto,
 };
 use castnet_proto::term::term_of;
 use castnet_proto::v1;
 use castnet_proto::v1::agent_event::Event;
 use castnet_rules::GroupRule;
-use castnet_worker::engine::SourceGuard;
-use castnet_worker::{InstalledGroup, MoveError, Moved, RouteError};
+use castnet_wire::McstId;
+use castnet_worker::{InstalledGroup, Moved};
 use tokio::sync::{Mutex, mpsc};
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError::Lagged;
 use tokio_stream::wrappers::{BroadcastStream, ReceiverStream};
 use tokio_stream::{Stream, StreamExt};
-use tonic::{Code, Request, Response, Status};
+use tonic::{Request, Response, Status};
 
-use crate::install::stopped;
-use crate::{Shared, taps, view};
+use crate::Shared;
+use crate::shell::status::{move_refused, stopped, tap_refused};
+use crate::shell::taps;
+use crate::state::access::check_term;
+use crate::state::core::Core;
+use crate::state::pipeline::Pipeline;
+use crate::state::refusal::Refusal;
+use crate::state::view;
 
-/// Owners with a source guard.
-const GUARDS_MAX: usize = 64;
 /// Longest frame of a dry run: an IPv4 packet with an Ethernet header and a tag.
 const FRAME_BYTES_MAX: usize = 65_535 + 18;
 type Messages<T> = ReceiverStream<Result<T, Status>>;
@@ -77,54 +81,30 @@ impl Service {
         })
         .await
     }
+
+    /// Gives a request to the state.
+    async fn decide<T: Send + 'static>(
+        &self,
+        request: impl FnOnce(&mut Core, &mut dyn Pipeline) -> Result<T, Refusal> + Send + 'static,
+    ) -> Answer<T> {
+        self.ask(|shared| shared.handle(request).map_err(Status::from))
+            .await
+    }
 }
 
-/// The term that a call carries, from who may change groups: a term deposes other controllers.
-fn term<T>(who: &Caller, request: &Request<T>) -> Result<Option<v1::ControllerTerm>, Status> {
+/// The term that a call carries.
+fn term<T>(who: &Caller, request: &Request<T>, changes: bool) -> Result<Option<v1::ControllerTerm>, Status> {
     let term = term_of(request.metadata())?;
-    if term.is_some() && !Right::Program.roles().contains(&who.role) {
-        let rule = "that is for controllers (roles.controllers of the switch) and operators";
-        return Err(who.denied("speak for a controller", rule).into());
-    }
+    check_term(who, term.as_ref(), changes)?;
     Ok(term)
 }
 
-/// The same for a call that changes groups. A controller must say which one it is.
-fn term_to_change<T>(who: &Caller, request: &Request<T>) -> Result<Option<v1::ControllerTerm>, Status> {
-    let term = term(who, request)?;
-    if term.is_none() && who.role == Role::Controller {
-        let rule = "a controller names its term (castnet-term-bin) in each call";
-        return Err(who.denied("change groups without a term", rule).into());
-    }
-    Ok(term)
+fn owner_of(shared: &Shared, mcst_id: McstId) -> String {
+    shared.handle(|core, _| core.owner_of(mcst_id).to_owned())
 }
 
 fn streamed<T>(from: mpsc::Receiver<Result<T, Status>>) -> Response<Messages<T>> {
     Response::new(ReceiverStream::new(from))
-}
-
-pub(crate) fn route_refused(error: RouteError, name: fn(Invalid) -> Invalid) -> Status {
-    let text = error.to_string();
-    match error {
-        RouteError::Faults(faults) => {
-            let invalid = Invalid::all(faults).map(name);
-            invalid.map_or_else(|| Status::invalid_argument(text), Status::from)
-        }
-        RouteError::NoPort { .. } => refuse(Code::InvalidArgument, "routes", text),
-        _ => Status::unavailable(text),
-    }
-}
-
-fn move_refused(error: &MoveError) -> Status {
-    let text = error.to_string();
-    let (code, field) = match error {
-        MoveError::NoGroup { .. } => (Code::NotFound, "mcst_id"),
-        MoveError::NoWorker { .. } => (Code::InvalidArgument, "worker"),
-        MoveError::Already { .. } => (Code::FailedPrecondition, "worker"),
-        MoveError::Refused(_) => (Code::ResourceExhausted, "worker"),
-        _ => return Status::unavailable(text),
-    };
-    refuse(code, field, text)
 }
 
 #[tonic::async_trait]
@@ -133,10 +113,14 @@ impl v1::agent_server::Agent for Service {
         &self,
         request: Request<v1::GetCapabilitiesRequest>,
     ) -> Answer<v1::Capabilities> {
-        let caller = term(&*Caller::of(&request)?, &request)?;
+        let caller = term(&*Caller::of(&request)?, &request, false)?;
         self.ask(move |shared| {
-            shared.owners.lock().check(&caller)?;
-            view::capabilities(shared)
+            shared.handle(|core, _| core.check(caller.as_ref()))?;
+            let (dataplane, boot_id) = (&shared.dataplane, shared.boot_id);
+            let workers = dataplane.runtime().map_err(stopped)?;
+            let ports = dataplane.ports().map_err(stopped)?;
+            let config = dataplane.config();
+            Ok(view::capabilities(config, boot_id, &workers, &ports))
         })
         .await
     }
@@ -146,21 +130,19 @@ impl v1::agent_server::Agent for Service {
         request: Request<v1::InstallGroupRequest>,
     ) -> Answer<v1::InstallGroupResponse> {
         let who = Caller::of(&request)?;
-        let caller = term_to_change(&who, &request)?;
+        let caller = term(&who, &request, true)?;
         let v1::InstallGroupRequest { rule, owner } = request.into_inner();
         check_owner(&owner)?;
         let rule = rule_from_proto("rule", rule.as_ref())?;
         who.concerns(rule.name.clone());
-        self.ask(move |shared| {
-            let outcome = shared.install(caller, &owner, |install| install(&rule))??;
-            let (generation, boot_id) = (rule.generation, shared.boot_id);
-            Ok(v1::InstallGroupResponse {
-                outcome: outcome as i32,
-                generation,
-                boot_id,
-            })
-        })
-        .await
+        let (generation, boot_id) = (rule.generation, self.shared.boot_id);
+        let answer =
+            self.decide(move |core, pipeline| core.install_group(pipeline, caller.as_ref(), &owner, rule));
+        Ok(answer.await?.map(|outcome| v1::InstallGroupResponse {
+            outcome: outcome as i32,
+            generation,
+            boot_id,
+        }))
     }
 
     async fn install_groups(
@@ -168,7 +150,7 @@ impl v1::agent_server::Agent for Service {
         request: Request<v1::InstallGroupsRequest>,
     ) -> Answer<v1::InstallGroupsResponse> {
         let who = Caller::of(&request)?;
-        let caller = term_to_change(&who, &request)?;
+        let caller = term(&who, &request, true)?;
         let v1::InstallGroupsRequest {
             rules,
             owner,
@@ -182,20 +164,13 @@ impl v1::agent_server::Agent for Service {
             return Err(Invalid::out_of_range("rules", value, why).into());
         }
         self.ask(move |shared| {
-            let read = |rule| rule_from_proto("rule", Some(rule)).map_err(Status::from);
-            let rules: Vec<_> = rules.iter().map(read).collect();
-            let results = shared.install(caller, &owner, |install| {
-                let mut results = Vec::with_capacity(rules.len());
-                for rule in rules {
-                    let result = rule.and_then(|rule| install(&rule));
-                    let ends = stop_at_refusal && result.is_err();
-                    results.push(install_result_to_proto(result));
-                    if ends {
-                        break;
-                    }
-                }
-                results
+            let read = |rule| rule_from_proto("rule", Some(rule)).map_err(Refusal::from);
+            let rules = rules.iter().map(read).collect();
+            let results = shared.handle(|core, pipeline| {
+                core.install_groups(pipeline, caller.as_ref(), &owner, rules, stop_at_refusal)
             })?;
+            let results = results.into_iter().map(|result| result.map_err(Status::from));
+            let results = results.map(install_result_to_proto).collect();
             let boot_id = shared.boot_id;
             Ok(v1::InstallGroupsResponse { results, boot_id })
         })
@@ -207,7 +182,7 @@ impl v1::agent_server::Agent for Service {
         request: Request<v1::RemoveGroupRequest>,
     ) -> Answer<v1::RemoveGroupResponse> {
         let who = Caller::of(&request)?;
-        let caller = term_to_change(&who, &request)?;
+        let caller = term(&who, &request, true)?;
         let v1::RemoveGroupRequest {
             mcst_id,
             owner,
@@ -215,11 +190,10 @@ impl v1::agent_server::Agent for Service {
         } = request.into_inner();
         who.concerns(&mcst_id);
         let mcst_id = mcst_id_from_proto("mcst_id", &mcst_id)?;
-        self.ask(move |shared| {
-            let removed = shared.remove(caller, mcst_id, owner.as_deref(), generation)?;
-            Ok(v1::RemoveGroupResponse { removed })
-        })
-        .await
+        let answer = self.decide(move |core, pipeline| {
+            core.remove_group(pipeline, caller.as_ref(), mcst_id, owner.as_deref(), generation)
+        });
+        Ok(answer.await?.map(|removed| v1::RemoveGroupResponse { removed }))
     }
 
     async fn move_group(&self, request: Request<v1::MoveGroupRequest>) -> Answer<v1::MoveGroupResponse> {
@@ -251,7 +225,7 @@ impl v1::agent_server::Agent for Service {
                 };
                 let group = |(mcst_id, name, generation)| v1::InstalledGroup {
                     rule: Some(view::brief(mcst_id, name, generation)),
-                    owner: shared.owner_of(mcst_id),
+                    owner: owner_of(shared, mcst_id),
                     ..Default::default()
                 };
                 let groups = heads.into_iter().map(group).collect();
@@ -262,7 +236,7 @@ impl v1::agent_server::Agent for Service {
                 None => dataplane.groups().map_err(stopped)?,
             };
             let now = dataplane.now();
-            let group = |g: &InstalledGroup| view::group(g, shared.owner_of(g.rule.mcst_id), now);
+            let group = |g: &InstalledGroup| view::group(g, owner_of(shared, g.rule.mcst_id), now);
             let groups = groups.iter().map(group).collect();
             Ok(v1::ListGroupsResponse { groups, boot_id })
         };
@@ -275,27 +249,15 @@ impl v1::agent_server::Agent for Service {
     async fn set_routes(&self, request: Request<v1::SetRoutesRequest>) -> Answer<v1::SetRoutesResponse> {
         Caller::of(&request)?.concerns(format!("{} routes", request.get_ref().routes.len()));
         let routes = routes_from_proto(&request.get_ref().routes)?;
-        self.ask(move |shared| {
-            let mut owners = shared.owners.lock();
-            let done = shared.dataplane.set_routes(routes);
-            done.map_err(|error| route_refused(error, |routes| routes))?;
-            owners.routes.clear();
-            Ok(v1::SetRoutesResponse {})
-        })
-        .await
+        let answer = self.decide(move |core, pipeline| core.set_routes(pipeline, routes));
+        Ok(answer.await?.map(|()| v1::SetRoutesResponse {}))
     }
 
     async fn add_route(&self, request: Request<v1::AddRouteRequest>) -> Answer<v1::AddRouteResponse> {
         let route = route_from_proto(request.get_ref().route.as_ref())?;
         Caller::of(&request)?.concerns(route.prefix.to_string());
-        self.ask(move |shared| {
-            let (mut owners, prefix) = (shared.owners.lock(), route.prefix);
-            let done = shared.dataplane.add_route(route);
-            let replaced = done.map_err(|error| route_refused(error, of_one_route))?;
-            owners.routes.remove(&prefix);
-            Ok(v1::AddRouteResponse { replaced })
-        })
-        .await
+        let answer = self.decide(move |core, pipeline| core.add_route(pipeline, route));
+        Ok(answer.await?.map(|replaced| v1::AddRouteResponse { replaced }))
     }
 
     async fn remove_route(
@@ -304,13 +266,8 @@ impl v1::agent_server::Agent for Service {
     ) -> Answer<v1::RemoveRouteResponse> {
         Caller::of(&request)?.concerns(&request.get_ref().prefix);
         let prefix = prefix_from_proto("prefix", &request.get_ref().prefix)?;
-        self.ask(move |shared| {
-            let mut owners = shared.owners.lock();
-            let removed = shared.dataplane.remove_route(prefix).map_err(stopped)?;
-            owners.routes.remove(&prefix);
-            Ok(v1::RemoveRouteResponse { removed })
-        })
-        .await
+        let answer = self.decide(move |core, pipeline| core.remove_route(pipeline, prefix));
+        Ok(answer.await?.map(|removed| v1::RemoveRouteResponse { removed }))
     }
 
     async fn set_multicast_routes(
@@ -318,21 +275,17 @@ impl v1::agent_server::Agent for Service {
         request: Request<v1::SetMulticastRoutesRequest>,
     ) -> Answer<v1::SetMulticastRoutesResponse> {
         let who = Caller::of(&request)?;
-        let caller = term_to_change(&who, &request)?;
+        let caller = term(&who, &request, true)?;
         let (scope, routes) = multicast_routes_from_proto(request.get_ref())?;
         who.concerns(format!("{} multicast routes", routes.len()));
-        self.ask(move |shared| {
-            // Held until the end, so that an earlier call of another controller does not come after this one.
-            let mut owners = shared.owners.lock();
-            owners.check(&caller)?;
-            let owner = caller.map(|term| term.owner).unwrap_or_default();
-            let (added, removed) = owners.set_routes(&shared.dataplane, &owner, &scope, routes)?;
-            Ok(v1::SetMulticastRoutesResponse {
-                added: added as u32,
-                removed: removed as u32,
-            })
-        })
-        .await
+        let answer = self.decide(move |core, pipeline| {
+            core.set_multicast_routes(pipeline, caller.as_ref(), &scope, routes)
+        });
+        let changed = |(added, removed): (usize, usize)| v1::SetMulticastRoutesResponse {
+            added: added as u32,
+            removed: removed as u32,
+        };
+        Ok(answer.await?.map(changed))
     }
 
     async fn set_source_guard(
@@ -340,44 +293,18 @@ impl v1::agent_server::Agent for Service {
         request: Request<v1::SetSourceGuardRequest>,
     ) -> Answer<v1::SetSourceGuardResponse> {
         let who = Caller::of(&request)?;
-        let caller = term_to_change(&who, &request)?;
+        let caller = term(&who, &request, true)?;
         let guard = source_guard_from_proto(request.get_ref())?;
         who.concerns(format!("ports of {} hosts", guard.hosts.len()));
-        self.ask(move |shared| {
-            let mut owners = shared.owners.lock();
-            owners.check(&caller)?;
-            let owner = caller.map(|term| term.owner).unwrap_or_default();
-            let mut guards = shared.guards.lock();
-            // Those of owners that are forgotten end: nobody could take them back.
-            guards.retain(|owner, _| owner.is_empty() || owners.terms.knows(owner));
-            if guard == SourceGuardParts::default() {
-                guards.remove(&owner);
-            } else if guards.contains_key(&owner) || guards.len() < GUARDS_MAX {
-                guards.insert(owner, guard);
-            } else {
-                let reason = format!("{GUARDS_MAX} owners have a source guard here already");
-                return Err(refuse(Code::ResourceExhausted, "hosts", reason));
-            }
-            let all = guards.values().cloned();
-            let all = all.map(|SourceGuardParts { hosts, prefixes }| SourceGuard::new(hosts, prefixes));
-            let done = shared.dataplane.set_source_guards(all.collect());
-            done.map_err(stopped)?;
-            Ok(v1::SetSourceGuardResponse {})
-        })
-        .await
+        let answer =
+            self.decide(move |core, pipeline| core.set_source_guard(pipeline, caller.as_ref(), guard));
+        Ok(answer.await?.map(|()| v1::SetSourceGuardResponse {}))
     }
 
     async fn list_routes(&self, request: Request<v1::ListRoutesRequest>) -> Answer<v1::ListRoutesResponse> {
         self.list(&request, |shared| {
-            let owners = shared.owners.lock();
-            let routes = shared.dataplane.routes();
-            let routes = routes.iter().map(|route| v1::Route {
-                owner: owners.routes.get(&route.prefix).cloned().unwrap_or_default(),
-                ..route_to_proto(route)
-            });
-            Ok(v1::ListRoutesResponse {
-                routes: routes.collect(),
-            })
+            let routes = shared.handle(|core, pipeline| core.routes(pipeline));
+            Ok(v1::ListRoutesResponse { routes })
         })
         .await
     }
@@ -399,10 +326,8 @@ impl v1::agent_server::Agent for Service {
             let neighbours = shared.dataplane.neighbours().map_err(stopped)?;
             let now = shared.dataplane.now();
             let neighbours = neighbours.iter().map(|n| view::neighbour(n, now)).collect();
-            Ok(v1::ListNeighboursResponse {
-                neighbours,
-                boot_id: shared.boot_id,
-            })
+            let boot_id = shared.boot_id;
+            Ok(v1::ListNeighboursResponse { neighbours, boot_id })
         })
         .await
     }
@@ -412,7 +337,7 @@ impl v1::agent_server::Agent for Service {
             let counters = shared.dataplane.counters().map_err(stopped)?;
             let rules = shared.dataplane.rules().into_iter();
             let rules: BTreeMap<_, _> = rules.map(|r| (r.mcst_id, r)).collect();
-            let group = |g| view::counted_group(g, rules.get(&g.mcst_id), shared.owner_of(g.mcst_id));
+            let group = |g| view::counted_group(g, rules.get(&g.mcst_id), owner_of(shared, g.mcst_id));
             let groups = counters.groups.iter().map(group).collect();
             Ok(view::counters(&counters, groups))
         })
@@ -423,9 +348,8 @@ impl v1::agent_server::Agent for Service {
         let all = request.get_ref().all;
         self.ask(move |shared| {
             let drops = shared.dataplane.drops().map_err(stopped)?;
-            Ok(v1::GetDropsResponse {
-                drops: view::drop_counts(&drops, all),
-            })
+            let drops = view::drop_counts(&drops, all);
+            Ok(v1::GetDropsResponse { drops })
         })
         .await
     }
@@ -434,9 +358,8 @@ impl v1::agent_server::Agent for Service {
         self.list(&request, |shared| {
             let entries = shared.dataplane.fdb().map_err(stopped)?;
             let now = shared.dataplane.now();
-            Ok(v1::ListFdbResponse {
-                entries: entries.iter().map(|e| view::fdb_entry(e, now)).collect(),
-            })
+            let entries = entries.iter().map(|e| view::fdb_entry(e, now)).collect();
+            Ok(v1::ListFdbResponse { entries })
         })
         .await
     }
@@ -456,7 +379,7 @@ impl v1::agent_server::Agent for Service {
                 }
                 let dry_run = self.ask(move |shared| {
                     let trace = shared.dataplane.trace(port, &bytes);
-                    let trace = trace.map_err(|e| taps::refused(e, "frame.port"))?;
+                    let trace = trace.map_err(|e| tap_refused(e, "frame.port"))?;
                     Ok(view::trace(&trace, 0))
                 });
                 let (to, from) = mpsc::channel(1);
@@ -542,13 +465,7 @@ mod tests {
         let config = DataplaneConfig::new("leaf", Vec::new());
         let start = tokio::task::spawn_blocking(move || Dataplane::start(config));
         let dataplane = Arc::new(start.await.unwrap().unwrap());
-        let service = Service::new(Arc::new(Shared {
-            events: crate::events::start(&dataplane),
-            dataplane,
-            owners: Default::default(),
-            guards: Default::default(),
-            boot_id: 1,
-        }));
+        let service = Service::new(Arc::new(Shared::new(dataplane)));
         let (reader, operator) = (request(Role::ReadOnly), request(Role::Operator));
         let ((goes_on, may_go_on), (starts, mut started)) = (channel::<()>(), mpsc::channel(1));
         let first = service.list(&reader, move |_| {

@@ -7,7 +7,7 @@ use castnet_worker::engine::{
     ForwardingCounters, ForwardingEndpoint, ForwardingStatus, copy_forwarding_counters,
 };
 
-use crate::view::next_hop;
+use crate::state::view::next_hop;
 
 pub(crate) fn state(status: &ForwardingStatus) -> v1::ForwardingState {
     v1::ForwardingState {

@@ -1,14 +1,14 @@
 //! Which controller may change the groups of an owner: the one with the largest epoch.
 
-use castnet_proto::term::term_is_over;
 use castnet_proto::v1::ControllerTerm;
-use tonic::Status;
+
+use crate::state::refusal::Refusal;
 
 /// Owners without groups that are remembered. A controller without a store is a new owner at each start.
 const OWNERS_MAX: usize = 64;
 
 /// The last controller of each owner, the one that was heard of last at the end.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Terms(Vec<ControllerTerm>);
 
 impl Terms {
@@ -23,37 +23,28 @@ impl Terms {
         &mut self,
         term: &ControllerTerm,
         has_groups: impl Fn(&str) -> bool,
-    ) -> Result<(), Status> {
-        let ControllerTerm {
-            owner,
-            epoch,
-            instance,
-            address,
-            ..
-        } = term;
+    ) -> Result<(), Refusal> {
+        let (owner, epoch) = (&term.owner, term.epoch);
         let at = self.0.iter().position(|t| t.owner == *owner);
         if let Some((at, last)) = at.and_then(|at| Some((at, self.0.get(at)?))) {
             let (has, other) = (last.epoch, &last.address);
-            if *epoch < has {
-                let reason = format!(
-                    "the controller at {other} has taken over the groups of {owner:?} with epoch {has}: epoch {epoch} is over"
-                );
-                return Err(term_is_over(reason));
-            }
-            if *epoch == has && *instance != last.instance {
-                let reason = format!(
-                    "the controller at {other} runs on a copy of the same store (owner {owner:?}, epoch {epoch}): stop \
-                     one of them"
-                );
-                return Err(term_is_over(reason));
-            }
-            if *epoch == has {
+            if (epoch, term.instance) == (has, last.instance) {
                 // Who is heard of is forgotten last.
                 self.0[at..].rotate_left(1);
                 return Ok(());
             }
+            if epoch < has {
+                return Err(Refusal::TermOver(format!(
+                    "the controller at {other} has taken over the groups of {owner:?} with epoch {has}: epoch {epoch} is over"
+                )));
+            }
+            if epoch == has {
+                return Err(Refusal::TermOver(format!(
+                    "the controller at {other} runs on a copy of the same store (owner {owner:?}, epoch {epoch}): stop one of them"
+                )));
+            }
         }
-        tracing::info!(owner, epoch, address, "a controller takes over");
+        tracing::info!(owner, epoch, address = term.address, "a controller takes over");
         let forgotten = || match self.0.len() < OWNERS_MAX {
             true => None,
             false => self.0.iter().position(|t| !has_groups(&t.owner)),
@@ -81,7 +72,7 @@ mod tests {
     }
 
     /// Owner 3 has groups.
-    fn check(terms: &mut Terms, term: ControllerTerm) -> Result<(), Status> {
+    fn check(terms: &mut Terms, term: ControllerTerm) -> Result<(), Refusal> {
         terms.check(&term, |owner| owner == "controller-3")
     }
 
@@ -91,12 +82,14 @@ mod tests {
         check(&mut terms, term(1, 5, 1)).unwrap();
         check(&mut terms, term(1, 5, 1)).unwrap();
         check(&mut terms, term(2, 1, 9)).unwrap();
-        let copy = check(&mut terms, term(1, 5, 2)).unwrap_err();
-        assert!(copy.message().contains("c1:7470 runs on a copy"), "{copy}");
+        let copy = check(&mut terms, term(1, 5, 2)).unwrap_err().to_string();
+        assert!(copy.contains("c1:7470 runs on a copy"), "{copy}");
         check(&mut terms, term(1, 6, 2)).unwrap();
-        let old = check(&mut terms, term(1, 5, 1)).unwrap_err();
-        assert!(old.message().contains("c2:7470 has taken over"), "{old}");
-        assert!(castnet_proto::term::is_term_over(&old));
+        for instance in [1, 2] {
+            let old = check(&mut terms, term(1, 5, instance)).unwrap_err().to_string();
+            assert!(old.contains("c2:7470 has taken over"), "{old}");
+        }
+        check(&mut terms, term(1, 6, 2)).unwrap();
     }
 
     #[test]

@@ -8,7 +8,7 @@ use castnet_worker::engine::{
     GroupStatus, MulticastCounters, PathSnapshot, copy_multicast_counters, copy_path_counters,
 };
 
-use crate::view::next_hop;
+use crate::state::view::next_hop;
 
 pub(crate) fn state(status: &GroupStatus, now: Nanos) -> v1::MulticastState {
     let machine = &status.machine;

@@ -1,0 +1,48 @@
+//! The thread for MRP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use castnet_mrp::Limits;
+use crossbeam::channel::RecvTimeoutError;
+
+use crate::Shared;
+use crate::state::mrp::{FabricPort, Registrations};
+
+/// How often the thread checks whether agent and dataplane still exist.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Starts the thread. It ends with the dataplane or with the agent.
+pub(crate) fn start(shared: &Arc<Shared>, limits: Limits, fabric: Vec<FabricPort>) -> std::io::Result<()> {
+    let weak = Arc::downgrade(shared);
+    let packets = shared.dataplane.registrations().clone();
+    let config = shared.dataplane.config().engine.registration.as_ref();
+    let udp_port = config.map(|config| config.udp_port);
+    let thread = std::thread::Builder::new().name("castnet-mrp".into());
+    let work = move || {
+        let mut registrations = Registrations::new(limits, fabric, udp_port);
+        loop {
+            let packet = packets.recv_timeout(LOOK);
+            let Some(shared) = weak.upgrade() else { return };
+            let packet = match packet {
+                Err(RecvTimeoutError::Disconnected) => return,
+                packet => packet.ok(),
+            };
+            let dataplane = &shared.dataplane;
+            let dropped = shared.handle(|core, pipeline| {
+                registrations.handle(dataplane.now(), packet.as_ref(), core, pipeline)
+            });
+            if let (Some(packet), Some(reason)) = (packet, dropped) {
+                // A dataplane that has stopped counts nothing.
+                let _ = dataplane.count_drop(packet.port, reason);
+            }
+            let frames = registrations.poll_transmit();
+            if !frames.is_empty()
+                && let Err(error) = dataplane.transmit(frames)
+            {
+                tracing::debug!(%error, "registration packets are not sent");
+            }
+        }
+    };
+    thread.spawn(work).map(drop)
+}
