@@ -21,6 +21,8 @@ use crate::store::etcd::{DEFAULT_LEAD_TTL, EtcdConfig};
 pub const DEFAULT_MCST_POOL: &str = "10.200.0.0/16";
 /// Default number of groups that a host may have created: a 64th of the default pool.
 const DEFAULT_HOST_GROUPS: u64 = 1024;
+/// Percent of the memory of a switch that a host has, if it has no tenant.
+const DEFAULT_HOST_MEMORY: u64 = 50;
 /// Default address of a controller.
 pub const DEFAULT_LISTEN: &str = "http://127.0.0.1:7470";
 
@@ -40,6 +42,8 @@ pub struct Config {
     /// Maximum number of groups that a host has created, if it has no tenant; each lane of a group counts, once for each 64
     /// ranks. A host is who calls with a certificate that is in no list of `roles`.
     pub host_groups: u64,
+    /// Percent of the memory of each switch that groups of a host without a tenant may have, 1 to 100.
+    pub host_memory: u64,
     /// The switches.
     pub switches: Vec<SwitchConfig>,
     /// The fabric; `None`: from the switches' reports.
@@ -118,6 +122,7 @@ impl Config {
             audit_log: None,
             tenants: Vec::new(),
             host_groups: DEFAULT_HOST_GROUPS,
+            host_memory: DEFAULT_HOST_MEMORY,
             switches,
             topology: None,
             // A private range that is rarely in use.
@@ -152,6 +157,7 @@ impl Config {
     /// socket_mode = "0660"                  # the default with a group
     /// roles = { operators = ["ops.example"], read_only = ["grafana.example"] }    # others with a certificate are hosts
     /// host_groups = 1024                    # the default: groups that a host without a tenant may have created
+    /// host_memory = 50                      # the default: percent of the memory of each switch that they may have
     /// timeouts = { switch_ms = 5000, host_ms = 15000, reconcile_ms = 10000, link_ms = 5000 }
     ///
     /// [[switches]]
@@ -255,6 +261,10 @@ impl Config {
                 v.number(0..=u64::MAX, "is no number of groups")
             });
             config.host_groups = host_groups.unwrap_or(config.host_groups);
+            let host_memory = t.get("host_memory", |v| {
+                v.number(1..=100, "is out of range: 1 to 100 percent")
+            });
+            config.host_memory = host_memory.unwrap_or(config.host_memory);
             config.switches = t.items("switches", "a list of switches: [[switches]]", |v| {
                 let t = v.table("a switch: [[switches]]")?;
                 let name = t.need("name", "a name in quotes", |v| v.accept(name_of(v.text()?)));

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use castnet_planner::{LinkLoad, Member, PlanError, Request, Role, Room, Rooms, Shortage, Tree, TreeNode};
+use castnet_planner::{
+    Lack, LinkLoad, Member, PlanError, Request, Role, Room, Rooms, Shortage, Tree, TreeNode,
+};
 use castnet_proto::v1;
 use castnet_rules::{HostEndpoint, HostPart, Ipv4Net};
 use castnet_topology::{Cut, SwitchKind, Topology};
@@ -145,8 +147,11 @@ impl Core {
                 0 => u64::MAX,
                 max => max.saturating_sub(taken),
             };
+            let free = left(said.memory_bytes_max, used.memory);
+            let share = self.share_left(record, switch, said.memory_bytes_max);
+            let share = share.filter(|_| said.memory_bytes_max > 0);
             room = Room {
-                memory_free: left(said.memory_bytes_max, used.memory) / lanes,
+                memory_free: share.map_or(free, |share| share.min(free)) / lanes,
                 groups_free: left(said.groups_max, used.groups) / lanes,
                 endpoints_max: left(said.endpoints_max.into(), 0),
                 pmtus: said.pmtus.iter().filter_map(|p| Pmtu::from_bytes(*p)).collect(),
@@ -369,7 +374,19 @@ pub(crate) fn ready(core: &mut Core, layout: Layout) -> Result<Layout, NoPlan> {
 fn lacking(core: &Core, record: &Record, shortages: &[Shortage]) -> String {
     let none = Detours::default();
     let detours = core.groups.get(&record.name).map_or(&none, |e| &e.detours);
-    detours.explain(shortages, record.lanes())
+    let mut reason = detours.explain(shortages, record.lanes());
+    let has_share = record.tenant.is_empty() && core.config.is_host(&record.owner);
+    if has_share
+        && shortages
+            .iter()
+            .any(|short| matches!(short.lack, Lack::Memory { .. }))
+    {
+        let (host, percent) = (&record.owner, core.config.host_memory);
+        reason += &format!(
+            "; host {host} has no tenant: its groups have {percent} % of each switch at most (host_memory)"
+        );
+    }
+    reason
 }
 
 fn no_plan(core: &Core, record: &Record, error: &PlanError) -> NoPlan {

@@ -149,6 +149,8 @@ struct Indexes {
     tenants: BTreeMap<String, Quotas>,
     /// Number of groups by owner, as quotas count them.
     owners: HashMap<String, u64>,
+    /// Bytes at each switch, by owner and switch.
+    memory: BTreeMap<(String, String), u64>,
     load: load::Index,
     queue_pairs: HashMap<(Ipv4Addr, Qpn), Vec<Holder>>,
     /// Groups by host, with the number of its members or ranks there.
@@ -259,6 +261,15 @@ impl Groups {
         own
     }
 
+    /// Bytes that groups of an owner have of a switch, without group `but`.
+    pub(crate) fn memory_of(&self, owner: &str, switch: &str, but: &str) -> u64 {
+        let key = (owner.to_owned(), switch.to_owned());
+        let all = self.indexes.memory.get(&key).copied().unwrap_or_default();
+        let own = self.get(but).filter(|entry| entry.record.owner == owner);
+        let own = own.and_then(|entry| usage(&entry.record, switch));
+        all.saturating_sub(own.unwrap_or_default().memory)
+    }
+
     /// The number of groups per link, without group `but`. Each lane counts as a group.
     pub(crate) fn load(&self, topology: &Arc<Topology>, but: &str) -> Snapshot {
         let own = self.get(but).map(|e| Footprint::of(&e.record).load);
@@ -302,10 +313,20 @@ impl Indexes {
                 self.by_switch.remove(*switch);
             }
         }
-        for (switch, share) in &footprint.own {
+        for (switch, (owner, share)) in &footprint.own {
             let own = self.own.entry((*switch).into()).or_default();
             own.memory = count(own.memory, share.memory, add);
             own.groups = count(own.groups, share.groups, add);
+            let key = ((*owner).to_owned(), (*switch).to_owned());
+            let bytes = count(
+                self.memory.get(&key).copied().unwrap_or_default(),
+                share.memory,
+                add,
+            );
+            match bytes {
+                0 => drop(self.memory.remove(&key)),
+                bytes => drop(self.memory.insert(key, bytes)),
+            }
         }
         if let Some((tenant, uses)) = footprint.tenant {
             let used = self.tenants.entry(tenant.into()).or_default();
@@ -370,7 +391,8 @@ fn usage(record: &Record, switch: &str) -> Option<Usage> {
 struct Footprint<'r> {
     mcst_ids: Vec<McstId>,
     switches: BTreeSet<&'r str>,
-    own: BTreeMap<&'r str, Usage>,
+    /// By switch, with the owner.
+    own: BTreeMap<&'r str, (&'r str, Usage)>,
     tenant: Option<(&'r str, Quotas)>,
     /// With the number of groups that it counts as.
     owner: Option<(&'r str, u64)>,
@@ -426,7 +448,7 @@ impl<'r> Footprint<'r> {
             own: record
                 .placed
                 .iter()
-                .filter_map(|s| Some((s.as_str(), usage(record, s)?)))
+                .filter_map(|s| Some((s.as_str(), (record.owner.as_str(), usage(record, s)?))))
                 .collect(),
             tenant: (!record.tenant.is_empty()).then(|| (record.tenant.as_str(), Quotas::of(record))),
             owner: Some((record.owner.as_str(), Quotas::of(record).groups)),

@@ -118,7 +118,7 @@ impl Config {
     }
 
     /// Whether an owner of groups is a host, by its certificate.
-    fn is_host(&self, owner: &str) -> bool {
+    pub(crate) fn is_host(&self, owner: &str) -> bool {
         let is_operator = self
             .roles
             .operators
@@ -137,6 +137,17 @@ impl Config {
 }
 
 impl Core {
+    /// Bytes that groups of the owner of this one may still have at a switch with so much memory. `None`: as many as there are. Other than quotas of
+    /// groups it is known when the group is planned: the planner gives it fewer slots, or another place.
+    pub(crate) fn share_left(&self, record: &Record, switch: &str, memory_max: u64) -> Option<u64> {
+        if !record.tenant.is_empty() || !self.config.is_host(&record.owner) {
+            return None;
+        }
+        let share = memory_max / 100 * self.config.host_memory;
+        let own = self.groups.memory_of(&record.owner, switch, &record.name);
+        Some(share.saturating_sub(own))
+    }
+
     /// Refuses a group that exceeds a quota of its tenant; without a tenant, that of the host that creates it.
     pub(crate) fn check_quotas(&self, config: &Config, record: &Record) -> Result<(), Refusal> {
         let Some(tenant) = config.tenants.iter().find(|tenant| tenant.name == record.tenant) else {
@@ -194,10 +205,12 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use castnet_rules::HostEndpoint;
+    use castnet_rules::{GroupRule, HostEndpoint, TranslatedRule};
+    use castnet_wire::Pmtu;
 
     use super::*;
     use crate::state::core::tests::{core, join};
+    use crate::state::record::Plan;
 
     /// A rank takes memory before it has a host.
     #[test]
@@ -219,6 +232,63 @@ mod tests {
             core.forget(group).unwrap();
         }
         assert_eq!(core.groups.owned_by("h0"), 0);
+    }
+
+    /// A job is spread over switches, and counts at each what it has there.
+    #[test]
+    fn a_host_without_a_tenant_has_a_part_of_the_memory_of_each_switch() {
+        let mut core = core(|config| config.listen = "https://127.0.0.1:0".parse().expect("an address"));
+        core.seat_rank(join("a", 0, 2, ""), "h0").map(drop).unwrap();
+        let rule = GroupRule {
+            name: "a".into(),
+            generation: 1,
+            mcst_id: core.group("a").unwrap().record().mcst_id,
+            pmtu: Pmtu::B1024,
+            stall_timeout_ms: 1000,
+            rate_limit: None,
+            endpoints: Vec::new(),
+            kind: TranslatedRule::root(64).into(),
+        };
+        let plan = Plan {
+            tree: Vec::new(),
+            rules: [("s".to_owned(), rule)].into(),
+            shortages: String::new(),
+            refinement: None,
+            over_covered: Default::default(),
+        };
+        core.try_change("a", |r| {
+            r.placed.insert("s".into());
+            r.plan = Some(plan.into());
+        });
+        let own = core.group("a").unwrap().record().clone();
+        let bytes = own.reserved_on("s");
+        let left = |name: &str, owner: &str, switch| {
+            let (name, owner) = (name.to_owned(), owner.to_owned());
+            core.share_left(
+                &Record {
+                    name,
+                    owner,
+                    ..own.clone()
+                },
+                switch,
+                1_000_000,
+            )
+        };
+        assert!(bytes > 0 && bytes < 500_000, "{bytes}");
+        assert_eq!(left("b", "h0", "s"), Some(500_000 - bytes));
+        // What it has itself it may have again, and others have their own.
+        for (name, owner, switch) in [("a", "h0", "s"), ("b", "h1", "s"), ("b", "h0", "t")] {
+            assert_eq!(
+                left(name, owner, switch),
+                Some(500_000),
+                "{name} {owner} {switch}"
+            );
+        }
+        let of_tenant = Record {
+            tenant: "t".into(),
+            ..own.clone()
+        };
+        assert_eq!(core.share_left(&of_tenant, "s", 1_000_000), None);
     }
 
     #[test]

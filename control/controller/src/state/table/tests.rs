@@ -214,6 +214,11 @@ fn check(groups: &Groups, all: &BTreeMap<String, Record>, fabrics: &[Arc<Topolog
                 groups: placed().map(|r| u64::from(r.lanes())).sum(),
             };
             assert_eq!(groups.own(switch, but), own);
+            for owner in all.values().map(|r| &r.owner) {
+                let of = placed().filter(|r| r.owner == *owner);
+                let bytes: u64 = of.map(|r| r.reserved_on(switch)).sum();
+                assert_eq!(groups.memory_of(owner, switch, but.unwrap_or_default()), bytes);
+            }
             let has = |r: &&Record| {
                 r.placed.contains(switch) || r.plan.as_ref().unwrap().rules.contains_key(switch)
             };
@@ -282,7 +287,7 @@ proptest! {
         }
         let indexes = groups.indexes;
         let left = indexes.own.values().any(|own| *own != Usage::default());
-        prop_assert!(!left && indexes.load.is_empty() && indexes.by_switch.is_empty());
+        prop_assert!(!left && indexes.memory.is_empty() && indexes.load.is_empty() && indexes.by_switch.is_empty());
         prop_assert!(indexes.queue_pairs.is_empty() && indexes.by_mcst_id.is_empty() && indexes.by_host.is_empty());
     }
 }
