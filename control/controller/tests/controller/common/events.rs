@@ -52,23 +52,3 @@ impl Events {
         .await
     }
 }
-
-/// Waits until a group is in a phase, now or later.
-pub(crate) async fn reaches(client: &Client, name: &str, phase: v1::GroupPhase) -> v1::Group {
-    let mut events = Events::of(client).await;
-    loop {
-        let group = client
-            .clone()
-            .get_group(v1::GetGroupRequest { group: name.into() })
-            .await
-            .unwrap()
-            .into_inner();
-        if group.state.as_ref().unwrap().phase() == phase {
-            return group;
-        }
-        let changed = |event: &v1::controller_event::Event| {
-            matches!(event, v1::controller_event::Event::Group(g) if g.name == name).then_some(())
-        };
-        events.until(changed).await;
-    }
-}
