@@ -115,9 +115,13 @@ impl EtcdModel {
         self.shared.held.send_replace(held);
     }
 
-    /// The next transactions are performed, but their clients learn nothing of it.
-    pub(crate) fn lose_answers(&self, count: usize) {
-        self.shared.state.lock().unanswered = count;
+    /// A transaction, the one after so many, is performed, but its client learns nothing of it.
+    pub(crate) fn lose_answer(&self, answered: usize) {
+        self.shared.state.lock().answered = Some(answered);
+    }
+
+    pub(crate) fn lose_none(&self) {
+        self.shared.state.lock().answered = None;
     }
 }
 
@@ -176,8 +180,8 @@ struct State {
     leader: Option<usize>,
     /// Time that calls take.
     delay: Duration,
-    /// So many of the next transactions get no answer.
-    unanswered: usize,
+    /// After so many transactions, one gets no answer.
+    answered: Option<usize>,
 }
 
 fn refused(text: &str) -> Status {
@@ -493,11 +497,16 @@ impl Kv for Service {
         let request = request.into_inner();
         self.perform(move |state| {
             let answer = state.transaction(request)?;
-            if state.unanswered > 0 {
-                state.unanswered -= 1;
-                return Err(Status::unavailable("etcdserver: request timed out"));
+            match state.answered {
+                Some(0) => {
+                    state.answered = None;
+                    Err(Status::unavailable("etcdserver: request timed out"))
+                }
+                answered => {
+                    state.answered = answered.map(|answered| answered - 1);
+                    Ok(answer)
+                }
             }
-            Ok(answer)
         })
         .await
     }
