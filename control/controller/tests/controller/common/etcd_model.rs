@@ -107,12 +107,11 @@ impl EtcdModel {
     /// meanwhile.
     pub(crate) fn hold(&self, held: bool) {
         let mut state = self.shared.state.lock();
-        if held {
-            state.end_leases();
-        } else {
-            state.extend_leases();
+        match (self.shared.held.send_replace(held), held) {
+            (false, true) => state.end_leases(),
+            (true, false) => state.extend_leases(),
+            _ => {}
         }
-        self.shared.held.send_replace(held);
     }
 
     /// A transaction, the one after so many, is performed, but its client learns nothing of it.
