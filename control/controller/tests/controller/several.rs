@@ -1,4 +1,4 @@
-//! Several controllers over the model of etcd.
+//! Controllers over the model of etcd: leaders are killed and cut off, and etcd has no quorum.
 
 use castnet_proto::term::leader_of;
 use castnet_proto::transport::{Controllers, Security, controller};
@@ -10,7 +10,7 @@ use crate::common::candidates::{Candidates, client};
 use crate::common::etcd::Etcd;
 use crate::common::etcd_model::EtcdModel;
 use crate::common::net::Fault;
-use crate::common::{Lab, destruction, moment, reaches};
+use crate::common::{Lab, destruction, moment, reaches, start};
 use crate::failover::exists;
 
 /// A group that was being created becomes active, one that was active is not touched; nothing stays of those destroyed.
@@ -167,12 +167,17 @@ async fn what_arrives_late_changes_nothing() {
 #[tokio::test(start_paused = true)]
 async fn without_a_quorum_reads_go_on_and_writes_are_refused() {
     let (lab, mut etcd) = (Lab::two_tiers().await, EtcdModel::start(3).await);
-    let candidates = Candidates::start(&lab, &etcd, 1).await;
-    let (_, mut leader) = candidates.leader(None).await;
-    leader
+    let mut config = lab.config.clone();
+    (config.store, config.etcd) = (None, Some(etcd.config()));
+    let (_controller, mut leader) = start(config).await;
+    // It may not lead yet.
+    while leader
         .create_group(lab.given("g", &["h0", "h2"], 17))
         .await
-        .unwrap();
+        .is_err()
+    {
+        moment().await;
+    }
     etcd.kill(0).await;
     etcd.kill(1).await;
     let request = lab.given("x", &["h1", "h3"], 18);
