@@ -320,7 +320,7 @@ async fn nothing_is_lost<P: Parties>(
     }
 }
 
-/// The seed decides what happens and when.
+/// The seed decides what happens and when; which of several tasks goes on first at one moment is tokio's choice.
 #[test]
 fn nothing_is_lost_and_nothing_leaks() {
     for seed in seeds(20) {
