@@ -1,9 +1,9 @@
 //! Controllers that are killed while ranks are in: what is stored says who was in, and their leases run from then on.
 
-use crate::common::etcd::Cluster;
+use crate::common::candidates::Candidates;
+use crate::common::etcd_model::EtcdModel;
 use crate::common::ranks::{Rank, all, becomes, shown, vanishes};
 use crate::common::{Lab, start};
-use crate::failover::Processes;
 use crate::restarts::stands_still_at;
 use castnet_controller::Checkpoint;
 use castnet_proto::v1;
@@ -89,15 +89,11 @@ async fn a_failed_job_ends_also_after_a_restart() {
 
 /// The leases count from when another controller leads. Ranks that come back are in; of one that does not, the others learn
 /// that it is gone.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_rank_that_lives_outlasts_a_failover_and_one_that_died_is_put_out() {
-    let name = "collective_restarts::a_rank_that_lives_outlasts_a_failover_and_one_that_died_is_put_out";
-    let Some(cluster) = Cluster::start(name, 1) else {
-        return;
-    };
-    let lab = Lab::two_tiers().await;
-    let mut processes = Processes::start(&lab, &cluster, 2);
-    let (mut leader, mut client) = processes.leader(None).await;
+    let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
+    let mut candidates = Candidates::start(&lab, &etcd, 2).await;
+    let (mut leader, mut client) = candidates.leader(None).await;
     let mut ranks = Vec::new();
     for rank in 0..4 {
         let request = v1::InitGroupRequest {
@@ -109,9 +105,8 @@ async fn a_rank_that_lives_outlasts_a_failover_and_one_that_died_is_put_out() {
     }
     all(&mut ranks, Active).await;
     for alive in [4, 3] {
-        processes.restart(leader);
-        cluster.end_lead();
-        (leader, client) = processes.leader(None).await;
+        candidates.restart(leader).await;
+        (leader, client) = candidates.leader(None).await;
         let mut back = Vec::new();
         for rank in ranks.into_iter().take(alive) {
             back.push(Rank::join(&client, rank.request).await);

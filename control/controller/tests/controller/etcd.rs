@@ -1,45 +1,59 @@
-//! The store on etcd, with real servers.
+//! The store on etcd: on the model, and where it is installed on etcd itself.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use castnet_controller::Controller;
-use castnet_controller::store::etcd::{Campaign, Candidate, EtcdConfig};
+use castnet_controller::store::etcd::{Campaign, Candidate, EtcdConfig, EtcdStore};
 use castnet_controller::store::{Batch, Entry, Key, Store, StoreError, Stored, Table, Write};
 use castnet_proto::transport::{Address, Security};
+use tokio::time::sleep;
 
-use crate::common::etcd::Cluster;
+use crate::common::etcd::{Cluster, Etcd, POLL, campaign, store};
+use crate::common::etcd_model::EtcdModel;
 use crate::common::net::{Fault, Net};
 use crate::common::tls::Authority;
 use crate::common::{Lab, serving};
 use crate::store::{key, put, record, whole_or_not_at_all};
 
-#[tokio::test(flavor = "multi_thread")]
-async fn it_keeps_the_contract_of_a_store() {
-    let Some(cluster) = Cluster::start("etcd::it_keeps_the_contract_of_a_store", 1) else {
-        return;
-    };
-    let store = cluster.store().await;
-    whole_or_not_at_all(&store).await;
-    store.close().await.unwrap();
-    assert!(matches!(store.load().await, Err(StoreError::Closed { .. })));
+#[tokio::test(start_paused = true)]
+async fn it_keeps_the_contract_on_the_model() {
+    keeps_the_contract(&EtcdModel::start(1).await).await;
+}
 
-    // Long for what follows, and short for the end of the test, which waits for it.
-    let brief = EtcdConfig {
-        lead_ttl: Duration::from_secs(10),
-        ..cluster.config()
-    };
-    let store = Cluster::store_of(&brief).await;
-    let first = Stored::load(&store, "first", true, false).await.unwrap();
-    assert_eq!((first.owner.as_str(), first.epoch), ("first", 1));
-    assert_eq!((first.versions[&key("a")], first.versions[&key("b")]), (2, 1));
+#[tokio::test(flavor = "multi_thread")]
+async fn it_keeps_the_contract_on_etcd() {
+    if let Some(cluster) = Cluster::start("etcd::it_keeps_the_contract_on_etcd") {
+        keeps_the_contract(&cluster).await;
+    }
+}
+
+async fn keeps_the_contract(etcd: &impl Etcd) {
+    let first = store(&etcd.config()).await;
+    whole_or_not_at_all(&first).await;
+    first.close().await.unwrap();
+    assert!(matches!(first.load().await, Err(StoreError::Closed { .. })));
+
+    let second = store(&etcd.config()).await;
+    let stored = Stored::load(&second, "first", true, false).await.unwrap();
+    assert_eq!((stored.owner.as_str(), stored.epoch), ("first", 1));
+    assert_eq!((stored.versions[&key("a")], stored.versions[&key("b")]), (2, 1));
     let remove = Write { was: 1, entry: None };
-    store.commit([(key("b"), remove)].into()).await.unwrap();
-    drop(store);
-    // As killed: the next leads when the lease has ended.
-    let store = cluster.store().await;
-    let second = Stored::load(&store, "second", true, false).await.unwrap();
-    assert_eq!((second.owner.as_str(), second.epoch), ("first", 2));
-    assert_eq!(second.groups, [record("a")]);
+    second.commit([(key("b"), remove)].into()).await.unwrap();
+    // As killed: its lease is not revoked.
+    drop(second);
+    match campaign(&etcd.config(), "http://other:1").await {
+        Campaign::Lost(leader) => assert_eq!(leader, "http://here:1"),
+        Campaign::Won(_) => panic!("two lead"),
+    }
+    etcd.end_lead();
+    let third = store(&etcd.config()).await;
+    let stored = Stored::load(&third, "second", true, false).await.unwrap();
+    assert_eq!((stored.owner.as_str(), stored.epoch), ("first", 2));
+    assert_eq!(stored.groups, [record("a")]);
+
+    batches_of_any_size_are_written(&third).await;
+    nothing_is_written_without_the_lead(etcd, &third).await;
 }
 
 fn host(n: usize) -> Key {
@@ -68,13 +82,7 @@ fn many(count: usize, was: u64, bytes: usize) -> Batch {
 }
 
 /// etcd takes 128 operations and 1.5 MiB at once.
-#[tokio::test(flavor = "multi_thread")]
-async fn batches_of_any_size_are_written_and_an_entry_that_is_too_large_is_refused() {
-    let name = "etcd::batches_of_any_size_are_written_and_an_entry_that_is_too_large_is_refused";
-    let Some(cluster) = Cluster::start(name, 1) else {
-        return;
-    };
-    let store = cluster.store().await;
+async fn batches_of_any_size_are_written(store: &EtcdStore) {
     store.commit(many(1000, 0, 10)).await.unwrap();
     store.commit(many(20, 1, 200_000)).await.unwrap();
     store.commit(many(3, 2, 10)).await.unwrap();
@@ -89,7 +97,9 @@ async fn batches_of_any_size_are_written_and_an_entry_that_is_too_large_is_refus
     let expected = expected
         .into_iter()
         .map(|(key, write)| (key, write.entry.unwrap()));
-    assert_eq!(store.load().await.unwrap(), expected.collect());
+    let mut found = store.load().await.unwrap();
+    found.retain(|key, _| key.table == Table::Hosts);
+    assert_eq!(found, expected.collect());
     let refused = store.commit(many(1, 3, 2_000_000)).await.unwrap_err().to_string();
     assert!(
         refused.contains("hosts/h/0: 2000000 bytes are more than"),
@@ -99,115 +109,127 @@ async fn batches_of_any_size_are_written_and_an_entry_that_is_too_large_is_refus
 }
 
 /// A controller whose lease has ended writes nothing, and says so.
-#[tokio::test(flavor = "multi_thread")]
-async fn without_the_lead_nothing_is_written() {
-    let Some(cluster) = Cluster::start("etcd::without_the_lead_nothing_is_written", 1) else {
-        return;
-    };
-    let old = cluster.store().await;
-    old.commit([put(0, &record("a"))].into()).await.unwrap();
-    match cluster.campaign("http://other:1").await {
-        Campaign::Lost(leader) => assert_eq!(leader, "http://here:1"),
-        Campaign::Won(_) => panic!("two lead"),
-    }
-    cluster.end_lead();
-    let new = cluster.store().await;
+async fn nothing_is_written_without_the_lead(etcd: &impl Etcd, old: &EtcdStore) {
+    old.commit([put(0, &record("d"))].into()).await.unwrap();
+    etcd.end_lead();
+    let new = store(&etcd.config()).await;
     let before = new.load().await.unwrap();
-    for batch in [[put(1, &record("a"))].into(), many(1000, 0, 1)] {
+    for batch in [[put(1, &record("d"))].into(), many(1000, 0, 1)] {
         let refused = old.commit(batch).await.unwrap_err();
         assert!(matches!(refused, StoreError::NotLeading { .. }), "{refused}");
     }
     assert_eq!(new.load().await.unwrap(), before);
-    new.commit([put(1, &record("a"))].into()).await.unwrap();
+    new.commit([put(1, &record("d"))].into()).await.unwrap();
 }
 
-/// A leader whose member falls silent keeps the lead: it renews its lease at another one.
-#[tokio::test(flavor = "multi_thread")]
+/// A leader whose member falls silent keeps the lead: it renews its lease at another one. A call that waited at the silent one sent it back
+/// there.
+#[tokio::test(start_paused = true)]
 async fn the_lead_outlives_a_member_that_falls_silent() {
-    let Some(cluster) = Cluster::start("etcd::the_lead_outlives_a_member_that_falls_silent", 1) else {
-        return;
-    };
-    // A machine that stands still for a part of the lease loses the lead, too.
-    let mut attempts = 0..5;
-    while !outlives_silence(&cluster).await {
-        assert!(attempts.next().is_some(), "the lead is lost each time");
-    }
-}
-
-/// Whether a leader keeps its lead while one of its members is silent, then the other one.
-async fn outlives_silence(cluster: &Cluster) -> bool {
-    let (mut net, folder) = (Net::default(), tempfile::tempdir().unwrap());
+    let etcd = EtcdModel::start(1).await;
+    let mut net = Net::default();
     // Two ways to the only server.
     let members = ["a", "b"].map(|member| {
-        let at = folder.path().join(member);
-        net.link("c", member, &at, cluster.socket(0));
-        Address::Unix(at)
+        net.link("c", member, member.as_ref(), etcd.socket(0));
+        Address::Unix(member.into())
     });
     let config = EtcdConfig {
-        // A connection to a silent member ends by itself after 7 s.
+        members: members.into(),
         lead_ttl: Duration::from_secs(5),
-        ..Cluster::config_of(members.into())
+        ..etcd.config()
     };
-    let store = Cluster::store_of(&config).await;
-    for silent in ["a", "b", "a"] {
+    let store = store(&config).await;
+    for (silent, name) in [("a", "x"), ("b", "y"), ("a", "z")] {
         net.fail("c", Some(silent), Fault::Held([true, true]));
-        // The call ends with its connection, when the lease of the fault's start is over.
-        let first = store.commit([put(0, &record(silent))].into()).await;
-        let is_lost = matches!(first, Err(StoreError::NotLeading { .. }));
-        let other = cluster.campaign("http://other:1").await;
+        // Its failure comes before that of a renewal which waits, too.
+        while let Err(error) = store.commit([put(0, &record(name))].into()).await {
+            assert!(matches!(error, StoreError::Failed { .. }), "{error}");
+            sleep(POLL).await;
+        }
+        sleep(config.lead_ttl).await;
+        match campaign(&etcd.config(), "http://other:1").await {
+            Campaign::Lost(leader) => assert_eq!(leader, "http://here:1"),
+            Campaign::Won(_) => panic!("the lead is lost while {silent} is silent"),
+        }
         net.heal();
-        if let Campaign::Won(other) = other {
-            other.close().await.unwrap();
-            return false;
-        }
-        if is_lost {
-            return false;
-        }
     }
-    true
 }
 
-/// Writes fail while two of three members are away, and have happened or not when they are back: not.
-#[tokio::test(flavor = "multi_thread")]
-async fn without_a_quorum_writes_fail_and_what_failed_is_taken_back() {
-    let name = "etcd::without_a_quorum_writes_fail_and_what_failed_is_taken_back";
-    let Some(mut cluster) = Cluster::start(name, 3) else {
-        return;
-    };
-    let store = cluster.store().await;
-    store
-        .commit([put(0, &record("a")), put(0, &record("b"))].into())
-        .await
-        .unwrap();
+/// What the store has when etcd answers again.
+async fn loaded(store: &EtcdStore) -> BTreeMap<Key, Entry> {
+    loop {
+        match store.load().await {
+            Ok(found) => return found,
+            Err(StoreError::Failed { .. }) => sleep(POLL).await,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// A write that fails has happened or not when etcd answers again: not.
+#[tokio::test(start_paused = true)]
+async fn what_failed_is_taken_back() {
+    let mut etcd = EtcdModel::start(3).await;
+    let store = store(&etcd.config()).await;
+    let entries = [put(0, &record("a")), put(0, &record("b"))];
+    store.commit(entries.into()).await.unwrap();
     let before = store.load().await.unwrap();
-    cluster.kill(1);
-    cluster.kill(2);
+    let batch = || {
+        let remove = (key("b"), Write { was: 1, entry: None });
+        Batch::from([put(1, &record("a")), remove, put(0, &record("c"))])
+    };
+
+    // Two of three members are away.
+    etcd.kill(1).await;
+    etcd.kill(2).await;
     for _ in 0..2 {
-        let batch = [
-            put(1, &record("a")),
-            (key("b"), Write { was: 1, entry: None }),
-            put(0, &record("c")),
-        ];
-        let error = store.commit(batch.into()).await.unwrap_err().to_string();
+        let error = store.commit(batch()).await.unwrap_err().to_string();
         assert!(
             error.contains("see that a majority of its members runs"),
             "{error}"
         );
     }
-    cluster.restart(1);
-    let found = loop {
-        match store.load().await {
-            Ok(found) => break found,
-            Err(StoreError::Failed { .. }) => {}
-            Err(error) => panic!("{error}"),
+    etcd.restart(1).await;
+    assert_eq!(loaded(&store).await, before);
+    // It is written, and nobody says so.
+    for _ in 0..2 {
+        etcd.lose_answer(0);
+        store.commit(batch()).await.unwrap_err();
+    }
+    assert_eq!(loaded(&store).await, before);
+    // It is written when the store waits for it no longer.
+    etcd.hold(true);
+    store.commit(batch()).await.unwrap_err();
+    etcd.hold(false);
+    assert_eq!(loaded(&store).await, before);
+    // So is a large batch, at each of its transactions. From a point on it is valid.
+    for answered in 0..16 {
+        etcd.lose_answer(answered);
+        let is_written = store.commit(many(300, 0, 1)).await.is_ok();
+        let mut found = loaded(&store).await;
+        etcd.lose_none();
+        if is_written {
+            let mut removal = many(300, 1, 0);
+            for write in removal.values_mut() {
+                write.entry = None;
+            }
+            assert_eq!(found.len(), before.len() + removal.len(), "{answered}");
+            store.commit(removal).await.unwrap();
+            found = loaded(&store).await;
         }
-    };
-    assert_eq!(found, before);
-    store
-        .commit([put(1, &record("a")), put(0, &record("c"))].into())
-        .await
-        .unwrap();
-    assert_eq!(store.load().await.unwrap().len(), 3);
+        assert_eq!(found, before, "{answered}");
+    }
+
+    store.commit(batch()).await.unwrap();
+    let after = store.load().await.unwrap();
+    assert_eq!(after.len(), before.len());
+    assert!(after.contains_key(&key("c")) && !after.contains_key(&key("b")));
+    // What it was before cannot be read any more: another controller takes what is there.
+    etcd.lose_answer(0);
+    store.commit([put(1, &record("c"))].into()).await.unwrap_err();
+    etcd.compact(i64::MAX);
+    let error = store.load().await.unwrap_err();
+    assert!(matches!(error, StoreError::NotLeading { .. }), "{error}");
 }
 
 /// etcd serves clients with certificates of its authority. Others learn which certificate is wrong.

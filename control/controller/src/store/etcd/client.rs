@@ -42,7 +42,7 @@ pub(super) struct Client {
     security: Security,
     /// Limit of a call.
     within: Duration,
-    /// The index of the next member to try, and the connection to the present one.
+    /// The number of the next attempt, and the connection that the one before made. They try one member after the other.
     present: Mutex<(usize, Option<Channel>)>,
 }
 
@@ -56,28 +56,29 @@ impl Client {
         }
     }
 
-    async fn connection(&self) -> Result<Connection, Status> {
+    /// The connection, and the number of the attempt after it.
+    async fn connection(&self) -> Result<(usize, Connection), Status> {
         let (first, present) = self.present.lock().clone();
         if let Some(channel) = present {
-            return Ok(InterceptedService::new(channel, RequireLeader));
+            return Ok((first, InterceptedService::new(channel, RequireLeader)));
         }
         let mut error = Status::unavailable("no member is configured");
-        for offset in 0..self.members.len() {
-            let at = (first + offset) % self.members.len();
-            match timeout(self.within, connect(&self.members[at], &self.security)).await {
+        for attempt in first..first + self.members.len() {
+            let member = &self.members[attempt % self.members.len()];
+            match timeout(self.within, connect(member, &self.security)).await {
                 Ok(Ok(channel)) => {
-                    *self.present.lock() = (at + 1, Some(channel.clone()));
-                    return Ok(InterceptedService::new(channel, RequireLeader));
+                    *self.present.lock() = (attempt + 1, Some(channel.clone()));
+                    return Ok((attempt + 1, InterceptedService::new(channel, RequireLeader)));
                 }
                 Ok(Err(failed)) if failed.is_transient() => error = Status::unavailable(failed.to_string()),
                 Ok(Err(failed)) => error = Status::failed_precondition(failed.to_string()),
-                Err(_) => error = Status::unavailable(format!("{}: no answer", self.members[at])),
+                Err(_) => error = Status::unavailable(format!("{member}: no answer")),
             }
         }
         Err(error)
     }
 
-    /// Performs a call. After a failure, the next call goes to another member.
+    /// Performs a call. After a failure, the next call goes to another member, unless others have gone there already.
     async fn call<T, F: Future<Output = Result<Response<T>, Status>>>(
         &self,
         call: impl FnOnce(Connection) -> F,
@@ -90,7 +91,7 @@ impl Client {
         limit: Duration,
         call: impl FnOnce(Connection) -> F,
     ) -> Result<T, Status> {
-        let connection = self.connection().await?;
+        let (next, connection) = self.connection().await?;
         let failed = match timeout(limit, call(connection)).await {
             Ok(Ok(response)) => return Ok(response.into_inner()),
             Ok(Err(status)) => match status.source() {
@@ -99,7 +100,10 @@ impl Client {
             },
             Err(_) => Status::deadline_exceeded(format!("no answer within {limit:?}")),
         };
-        self.present.lock().1 = None;
+        let mut present = self.present.lock();
+        if present.0 == next {
+            present.1 = None;
+        }
         Err(failed)
     }
 

@@ -1,5 +1,5 @@
-//! A cluster of etcd servers, as processes that listen at Unix sockets. Each has a folder, where it finds the sockets of its
-//! peers.
+//! etcd: the model, or a cluster of servers, as processes that listen at Unix sockets. Each has a folder, where it finds the sockets of
+//! its peers.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -15,8 +15,35 @@ use super::net::Net;
 
 /// Pause between looks at who leads.
 pub(crate) const POLL: Duration = Duration::from_millis(10);
-/// Time to live of a lead that a loaded machine does not end: see [`Cluster::end_lead`].
+/// Time to live of a lead that a loaded machine does not end: see [`Etcd::end_lead`].
 pub(crate) const LASTING: Duration = Duration::from_secs(20);
+/// The key of the lead.
+pub(crate) const LEADER: &str = "castnet/leader";
+
+/// A cluster, real or not.
+pub(crate) trait Etcd {
+    fn config(&self) -> EtcdConfig;
+
+    /// Ends the lead of a controller that is dead or cut off, as the end of its lease does.
+    fn end_lead(&self);
+
+    /// Earlier revisions cannot be read any more.
+    fn compact(&self, revision: i64);
+}
+
+pub(crate) async fn campaign(config: &EtcdConfig, address: &str) -> Campaign {
+    Candidate::new(config, address).campaign().await.unwrap()
+}
+
+/// The store, when nobody else leads.
+pub(crate) async fn store(config: &EtcdConfig) -> EtcdStore {
+    loop {
+        if let Campaign::Won(store) = campaign(config, "http://here:1").await {
+            return store;
+        }
+        sleep(POLL).await;
+    }
+}
 
 pub(crate) struct Cluster {
     folder: TempDir,
@@ -25,20 +52,17 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// `None`: there is no etcd here; the test `test` is skipped.
-    pub(crate) fn start(test: &str, size: usize) -> Option<Self> {
-        let mut cluster = Self::new(test, size)?;
-        for (n, m) in cluster.pairs() {
-            let target = format!("../{m}/p{m}:0");
-            std::os::unix::fs::symlink(target, cluster.path(n, "p", m)).unwrap();
-        }
+    pub(crate) fn start(test: &str) -> Option<Self> {
+        let mut cluster = Self::new(test, 1)?;
         cluster.run();
         Some(cluster)
     }
 
-    /// As [`Cluster::start`]; the members are connected by `net`, as nodes `e0`, `e1` ...
+    /// As [`Cluster::start`], with so many members, which are connected by `net`, as nodes `e0`, `e1` ...
     pub(crate) fn start_over(net: &mut Net, test: &str, size: usize) -> Option<Self> {
         let mut cluster = Self::new(test, size)?;
-        for (n, m) in cluster.pairs() {
+        let all = (0..size).flat_map(|n| (0..size).map(move |m| (n, m)));
+        for (n, m) in all.filter(|(n, m)| n != m) {
             let (at, target) = (cluster.path(n, "p", m), cluster.path(m, "p", m));
             net.link(&format!("e{n}"), &format!("e{m}"), &at, target);
         }
@@ -106,20 +130,9 @@ impl Cluster {
         }
     }
 
-    fn pairs(&self) -> Vec<(usize, usize)> {
-        let all = 0..self.servers.len();
-        let pairs = all.clone().flat_map(|n| all.clone().map(move |m| (n, m)));
-        pairs.filter(|(n, m)| n != m).collect()
-    }
-
     /// The socket of member `m` in the folder of member `n`, for clients (`c`) or for peers (`p`).
     fn path(&self, n: usize, kind: &str, m: usize) -> PathBuf {
         self.folder.path().join(format!("{n}/{kind}{m}:0"))
-    }
-
-    /// Where member `n` serves clients.
-    pub(crate) fn socket(&self, n: usize) -> PathBuf {
-        self.path(n, "c", n)
     }
 
     fn spawn(&mut self, n: usize, more: &[&str]) -> BufReader<ChildStderr> {
@@ -166,7 +179,7 @@ impl Cluster {
     }
 
     /// Runs a command of etcd's own client.
-    pub(crate) fn etcdctl(&self, args: &[&str]) {
+    fn etcdctl(&self, args: &[&str]) {
         let status = Command::new("etcdctl")
             .args(["--endpoints", "unix://c0:0"])
             .args(args)
@@ -175,16 +188,6 @@ impl Cluster {
             .stdout(Stdio::null())
             .status();
         assert!(status.unwrap().success());
-    }
-
-    /// Ends the lead of a controller that is dead or cut off, as the end of its lease does.
-    pub(crate) fn end_lead(&self) {
-        self.etcdctl(&["del", "castnet/leader"]);
-    }
-
-    pub(crate) fn config(&self) -> EtcdConfig {
-        let member = |n| Address::Unix(self.socket(n));
-        Self::config_of((0..self.servers.len()).map(member).collect())
     }
 
     pub(crate) fn config_of(members: Vec<Address>) -> EtcdConfig {
@@ -197,24 +200,20 @@ impl Cluster {
             lead_ttl: LASTING,
         }
     }
+}
 
-    pub(crate) async fn campaign(&self, address: &str) -> Campaign {
-        Candidate::new(&self.config(), address).campaign().await.unwrap()
+impl Etcd for Cluster {
+    fn config(&self) -> EtcdConfig {
+        let member = |n| Address::Unix(self.path(n, "c", n));
+        Self::config_of((0..self.servers.len()).map(member).collect())
     }
 
-    /// The store, when nobody else leads.
-    pub(crate) async fn store(&self) -> EtcdStore {
-        Self::store_of(&self.config()).await
+    fn end_lead(&self) {
+        self.etcdctl(&["del", LEADER]);
     }
 
-    pub(crate) async fn store_of(config: &EtcdConfig) -> EtcdStore {
-        let candidate = Candidate::new(config, "http://here:1");
-        loop {
-            if let Campaign::Won(store) = candidate.campaign().await.unwrap() {
-                return store;
-            }
-            sleep(POLL).await;
-        }
+    fn compact(&self, revision: i64) {
+        self.etcdctl(&["compact", &revision.to_string()]);
     }
 }
 

@@ -1,7 +1,10 @@
 //! Toy switches that keep the agent's contract (`agent.proto`) without a data plane, and a controller over them.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod candidates;
 pub(crate) mod etcd;
+pub(crate) mod etcd_model;
+mod events;
 pub(crate) mod faults;
 pub(crate) mod net;
 pub(crate) mod ranks;
@@ -19,7 +22,6 @@ use castnet_controller::{Config, Controller, SwitchConfig};
 use castnet_proto::convert::{
     install_result_to_proto, multicast_routes_from_proto, refuse, route_to_proto, rule_from_proto,
 };
-use castnet_proto::states::WatchedGroups;
 use castnet_proto::term::{term_is_over, term_of};
 use castnet_proto::transport::memory::{self, Network};
 use castnet_proto::transport::{Address, Security, Server, connect, serve};
@@ -35,6 +37,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status, Streaming};
+
+pub(crate) use events::Events;
 
 pub(crate) type Client = ControllerClient<Channel>;
 
@@ -729,53 +733,6 @@ pub(crate) async fn last<T>(stream: &mut Streaming<T>) -> T {
         last = message;
     }
     last
-}
-
-/// What happens at a controller, from when it was made.
-pub(crate) struct Events(Streaming<v1::ControllerEvent>, WatchedGroups);
-
-impl Events {
-    pub(crate) async fn of(client: &Client) -> Self {
-        let request = v1::WatchControllerEventsRequest { differences: true };
-        let mut events = client.clone().watch_events(request).await.unwrap().into_inner();
-        next(&mut events).await;
-        Self(events, WatchedGroups::default())
-    }
-
-    /// Waits until an event is as wanted.
-    pub(crate) async fn until<T>(&mut self, wanted: impl Fn(&v1::controller_event::Event) -> Option<T>) -> T {
-        loop {
-            let event = self.1.complete(next(&mut self.0).await).unwrap();
-            if let Some(found) = event.event.as_ref().and_then(&wanted) {
-                return found;
-            }
-        }
-    }
-
-    pub(crate) async fn group(&mut self, name: &str, phase: v1::GroupPhase) -> v1::GroupState {
-        self.until(|event| match event {
-            v1::controller_event::Event::Group(g) if g.name == name && g.phase() == phase => Some(g.clone()),
-            _ => None,
-        })
-        .await
-    }
-
-    pub(crate) async fn gone(&mut self, name: &str) {
-        self.until(|event| {
-            matches!(event, v1::controller_event::Event::GroupGone(n) if n == name).then_some(())
-        })
-        .await;
-    }
-
-    pub(crate) async fn switch(&mut self, name: &str, reachable: bool) -> v1::SwitchState {
-        self.until(|event| match event {
-            v1::controller_event::Event::Switch(s) if s.name == name && s.reachable == reachable => {
-                Some(s.clone())
-            }
-            _ => None,
-        })
-        .await
-    }
 }
 
 /// In virtual time it is over when everybody else waits: to ask again and again stops the clock.

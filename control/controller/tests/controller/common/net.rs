@@ -1,12 +1,21 @@
-//! Connections between processes that can be cut and held: a proxy at a Unix socket for each pair.
+//! Connections between nodes that can be cut and held: a proxy at a Unix socket for each pair. In virtual time it has no socket.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use castnet_proto::transport::{Address, memory};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
+use tokio::time::sleep;
+use tokio_stream::StreamExt;
+
+use super::Lab;
+
+/// In virtual time: what is sent arrives so much later.
+const LATENCY: Duration = Duration::from_millis(1);
 
 /// What happens on a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,14 +35,52 @@ pub(crate) struct Net(BTreeMap<(String, String), watch::Sender<Fault>>);
 impl Net {
     /// What `from` sends to the socket `at` goes to `to`, which listens at `target`.
     pub(crate) fn link(&mut self, from: &str, to: &str, at: &Path, target: PathBuf) {
-        let listener = UnixListener::bind(at).unwrap();
         let (fault, now) = watch::channel(Fault::None);
         self.0.insert((from.into(), to.into()), fault);
+        if let Some(accepted) = memory::listen(at) {
+            let mut accepted = accepted.unwrap();
+            tokio::spawn(async move {
+                while let Some(client) = accepted.next().await {
+                    let target = target.clone();
+                    let connect = async move {
+                        let gone = || Err(io::ErrorKind::ConnectionRefused.into());
+                        memory::connect(&target).unwrap_or_else(gone)
+                    };
+                    tokio::spawn(carry(client, connect, now.clone(), LATENCY));
+                }
+            });
+            return;
+        }
+        let listener = UnixListener::bind(at).unwrap();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(carry(client, target.clone(), now.clone()));
+                let connect = UnixStream::connect(target.clone());
+                tokio::spawn(carry(client, connect, now.clone(), Duration::ZERO));
             }
         });
+    }
+
+    /// Links from `node` to all switches and to these members of etcd, which are `e0`, `e1` ... Returns the folder with the sockets of the
+    /// switches, and the members, as the node reaches them.
+    pub(crate) fn surround(&mut self, node: &str, lab: &Lab, etcd: &[Address]) -> (PathBuf, Vec<Address>) {
+        let folder = lab.folder.path().join(node);
+        std::fs::create_dir(&folder).unwrap();
+        let mut link = |to: &str, target: &Address| {
+            let Address::Unix(target) = target else {
+                panic!("{target}")
+            };
+            let at = folder.join(format!("{to}.sock"));
+            self.link(node, to, &at, target.clone());
+            Address::Unix(at)
+        };
+        for switch in &lab.config.switches {
+            link(&switch.name, &switch.agent);
+        }
+        let members = etcd.iter().enumerate();
+        let members = members
+            .map(|(n, member)| link(&format!("e{n}"), member))
+            .collect();
+        (folder, members)
     }
 
     pub(crate) fn nodes(&self) -> Vec<String> {
@@ -63,34 +110,44 @@ impl Net {
     }
 }
 
-async fn carry(client: UnixStream, target: PathBuf, mut fault: watch::Receiver<Fault>) {
+async fn carry<S: AsyncRead + AsyncWrite>(
+    client: S,
+    connect: impl Future<Output = io::Result<S>>,
+    mut fault: watch::Receiver<Fault>,
+    latency: Duration,
+) {
     // A new connection needs both ways.
     let is_open = |fault: &Fault| !matches!(fault, Fault::Held(_));
     if fault.wait_for(is_open).await.is_err() {
         return;
     }
-    let Ok(server) = UnixStream::connect(target).await else {
+    let Ok(server) = connect.await else {
         return;
     };
-    let (from_client, to_client) = client.into_split();
-    let (from_server, to_server) = server.into_split();
+    let (from_client, to_client) = split(client);
+    let (from_server, to_server) = split(server);
     let (there, back) = (fault.clone(), fault.clone());
     tokio::select! {
+        // Nothing more arrives then.
+        biased;
         _ = fault.wait_for(|fault| *fault == Fault::Cut) => {}
-        () = copy(from_client, to_server, there, 0) => {}
-        () = copy(from_server, to_client, back, 1) => {}
+        () = copy(from_client, to_server, there, (0, latency)) => {}
+        () = copy(from_server, to_client, back, (1, latency)) => {}
     }
 }
 
-async fn copy(
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
+async fn copy<S: AsyncRead + AsyncWrite>(
+    mut from: ReadHalf<S>,
+    mut to: WriteHalf<S>,
     mut fault: watch::Receiver<Fault>,
-    way: usize,
+    (way, latency): (usize, Duration),
 ) {
     let mut buffer = vec![0; 1 << 14];
     loop {
         let bytes = from.read(&mut buffer).await.unwrap_or(0);
+        if !latency.is_zero() {
+            sleep(latency).await;
+        }
         let is_open = |fault: &Fault| !matches!(fault, Fault::Held(ways) if ways[way]);
         if fault.wait_for(is_open).await.is_err()
             || bytes == 0

@@ -1,0 +1,97 @@
+//! Several controllers, each of which leads if it can.
+
+use std::time::Duration;
+
+use castnet_controller::store::etcd::EtcdConfig;
+use castnet_controller::{Config, Controller};
+use castnet_proto::transport::{Address, Security, connect};
+use castnet_proto::v1;
+use castnet_proto::v1::controller_client::ControllerClient;
+use tokio::time::sleep;
+
+use super::etcd::Etcd;
+use super::etcd_model::EtcdModel;
+use super::net::{Fault, Net};
+use super::{Client, Lab, moment};
+
+/// Pause between looks at who leads.
+const LOOK: Duration = Duration::from_millis(50);
+
+pub(crate) async fn client(address: &Address) -> Option<Client> {
+    let channel = connect(address, &Security::default()).await.ok()?;
+    Some(ControllerClient::new(channel))
+}
+
+/// The one of these that leads, other than `not`, and a client of it.
+pub(crate) async fn leader(all: &[Address], not: Option<usize>) -> (usize, Client) {
+    loop {
+        for n in (0..all.len()).filter(|n| Some(*n) != not) {
+            if let Some(mut client) = client(&all[n]).await
+                && client.find_leader(v1::FindLeaderRequest {}).await.is_ok()
+            {
+                return (n, client);
+            }
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// Controllers of this thread, over the model of etcd.
+pub(crate) struct Candidates {
+    /// By it they reach switches and etcd, as nodes `c0`, `c1` ...
+    pub(crate) net: Net,
+    pub(crate) addresses: Vec<Address>,
+    configs: Vec<Config>,
+    all: Vec<Option<Controller>>,
+}
+
+impl Candidates {
+    pub(crate) async fn start(lab: &Lab, etcd: &EtcdModel, count: usize) -> Self {
+        let mut candidates = Self {
+            net: Net::default(),
+            addresses: Vec::new(),
+            configs: Vec::new(),
+            all: Vec::new(),
+        };
+        for n in 0..count {
+            let node = format!("c{n}");
+            let etcd = etcd.config();
+            let (folder, members) = candidates.net.surround(&node, lab, &etcd.members);
+            let mut config = lab.config.clone();
+            config.store = None;
+            config.etcd = Some(EtcdConfig { members, ..etcd });
+            config.listen = Address::Unix(folder.join("controller.sock"));
+            for switch in &mut config.switches {
+                switch.agent = Address::Unix(folder.join(format!("{}.sock", switch.name)));
+            }
+            candidates.addresses.push(config.listen.clone());
+            candidates.configs.push(config);
+            candidates.all.push(None);
+            candidates.begin(n).await;
+        }
+        candidates
+    }
+
+    async fn begin(&mut self, n: usize) {
+        self.all[n] = Some(Controller::start(self.configs[n].clone()).await.unwrap());
+    }
+
+    /// As `kill -9`: what it does at its end reaches nobody.
+    pub(crate) async fn kill(&mut self, n: usize) {
+        let node = format!("c{n}");
+        self.net.fail(&node, None, Fault::Cut);
+        drop(self.all[n].take());
+        moment().await;
+        self.net.fail(&node, None, Fault::None);
+    }
+
+    /// Kills one, and starts it again.
+    pub(crate) async fn restart(&mut self, n: usize) {
+        self.kill(n).await;
+        self.begin(n).await;
+    }
+
+    pub(crate) async fn leader(&self, not: Option<usize>) -> (usize, Client) {
+        leader(&self.addresses, not).await
+    }
+}

@@ -1,0 +1,206 @@
+//! Controllers over the model of etcd: leaders are killed and cut off, and etcd has no quorum.
+
+use castnet_proto::term::leader_of;
+use castnet_proto::transport::{Controllers, Security, controller};
+use castnet_proto::v1;
+use castnet_proto::v1::GroupPhase::Active;
+use tonic::Code;
+
+use crate::common::candidates::{Candidates, client};
+use crate::common::etcd::Etcd;
+use crate::common::etcd_model::EtcdModel;
+use crate::common::net::Fault;
+use crate::common::{Lab, destruction, moment, reaches, start};
+use crate::failover::exists;
+
+/// A group that was being created becomes active, one that was active is not touched; nothing stays of those destroyed.
+#[tokio::test(start_paused = true)]
+async fn the_leader_is_killed_and_another_goes_on() {
+    let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
+    let mut candidates = Candidates::start(&lab, &etcd, 3).await;
+    let (first, mut leader) = candidates.leader(None).await;
+    leader
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    let (gate, mut told) = lab.switch("spine0").hold();
+    let request = lab.given("h", &["h1", "h3"], 18);
+    let create = tokio::spawn(async move { leader.create_group(request).await });
+    told.recv().await.unwrap();
+    candidates.kill(first).await;
+    create.await.unwrap().unwrap_err();
+    gate.add_permits(100);
+    let (second, mut leader) = candidates.leader(Some(first)).await;
+    reaches(&leader, "h", Active).await;
+    reaches(&leader, "g", Active).await;
+    leader.destroy_group(destruction("h")).await.unwrap();
+    for name in ["leaf0", "leaf1", "spine0"] {
+        assert_eq!(lab.switch(name).changes(), ["+g.1", "+h.1", "-h.1"], "{name}");
+    }
+    // The last one too.
+    candidates.kill(second).await;
+    let (_, mut leader) = candidates.leader(None).await;
+    reaches(&leader, "g", Active).await;
+    assert!(!exists(&mut leader, "h").await);
+    assert_eq!(lab.placed(), ["leaf0 g.1", "leaf1 g.1", "spine0 g.1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_that_do_not_lead_name_the_one_that_does() {
+    let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
+    let mut candidates = Candidates::start(&lab, &etcd, 3).await;
+    let mut dead = None;
+    for _ in 0..2 {
+        let (leads, _) = candidates.leader(dead).await;
+        let leads_at = candidates.addresses[leads].clone();
+        for n in (0..3).filter(|n| *n != leads && Some(*n) != dead) {
+            let mut standby = client(&candidates.addresses[n]).await.unwrap();
+            let refused = loop {
+                let refused = standby.list_hosts(v1::ListHostsRequest {}).await.unwrap_err();
+                assert_eq!(refused.code(), Code::Unavailable);
+                // Until it has looked, it names none, or the one before.
+                if leader_of(&refused).as_ref() == Some(&leads_at) {
+                    break refused;
+                }
+                moment().await;
+            };
+            assert!(refused.message().contains("leads"), "{refused}");
+            // Clients follow.
+            let one = candidates.addresses[n].clone().into();
+            let mut found = controller(&one, &Security::default()).await.unwrap();
+            let found = found.find_leader(v1::FindLeaderRequest {}).await.unwrap();
+            assert_eq!(found.into_inner().address, leads_at.to_string());
+        }
+        // Of a list, the one that leads is found.
+        let all: Vec<String> = candidates.addresses.iter().map(ToString::to_string).collect();
+        let all: Controllers = all.join(",").parse().unwrap();
+        let mut found = controller(&all, &Security::default()).await.unwrap();
+        let found = found.find_leader(v1::FindLeaderRequest {}).await.unwrap();
+        assert_eq!(found.into_inner().address, leads_at.to_string());
+        candidates.kill(leads).await;
+        dead = Some(leads);
+    }
+}
+
+/// A leader that nobody could hear until another has taken over writes nothing and installs nothing when it is heard again.
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_was_cut_off_changes_nothing() {
+    let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
+    let candidates = Candidates::start(&lab, &etcd, 2).await;
+    let (first, mut old) = candidates.leader(None).await;
+    old.create_group(lab.given("g", &["h0", "h2"], 17)).await.unwrap();
+    // It is cut off between the switches of a group.
+    let (gate, mut told) = lab.switch("spine0").hold();
+    let late = lab.given("late", &["h1", "h3"], 18);
+    let late = tokio::spawn({
+        let mut old = old.clone();
+        async move { old.create_group(late).await }
+    });
+    told.recv().await.unwrap();
+    candidates
+        .net
+        .fail(&format!("c{first}"), None, Fault::Held([true, true]));
+    gate.add_permits(100);
+    let (_, mut new) = candidates.leader(Some(first)).await;
+    reaches(&new, "late", Active).await;
+    new.destroy_group(destruction("late")).await.unwrap();
+    let request = lab.given("x", &["h1", "h3"], 19);
+    let x = tokio::spawn({
+        let mut old = old.clone();
+        async move { old.create_group(request).await }
+    });
+    moment().await;
+    candidates.net.heal();
+    // The group did run, by the other controller: the old one may have learned that from a switch. What counts is below.
+    if let Ok(said) = late.await.unwrap() {
+        let state = said.into_inner().group.unwrap();
+        assert_eq!(state.phase(), Active, "{state:?}");
+    }
+    // It knows that it does not lead any more, or etcd says so when it writes.
+    let refused = x.await.unwrap().unwrap_err();
+    assert!(
+        matches!(refused.code(), Code::Unavailable | Code::Internal),
+        "{refused}"
+    );
+    while let Err(refused) = old.find_leader(v1::FindLeaderRequest {}).await {
+        if leader_of(&refused).is_some() {
+            break;
+        }
+        moment().await;
+    }
+    assert!(!exists(&mut new, "x").await && !exists(&mut new, "late").await);
+    new.create_group(lab.given("h", &["h1", "h3"], 18)).await.unwrap();
+    assert_eq!(
+        lab.switch("leaf0").changes(),
+        ["+g.1", "+late.1", "-late.1", "+h.1"]
+    );
+}
+
+/// What a controller sends to etcd arrives after another has taken over: it changes neither the store nor a switch.
+#[tokio::test(start_paused = true)]
+async fn what_arrives_late_changes_nothing() {
+    let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
+    let candidates = Candidates::start(&lab, &etcd, 2).await;
+    let (first, mut old) = candidates.leader(None).await;
+    old.create_group(lab.given("g", &["h0", "h2"], 17)).await.unwrap();
+    let node = format!("c{first}");
+    candidates.net.fail(&node, Some("e0"), Fault::Held([true, false]));
+    let late = lab.given("late", &["h1", "h3"], 18);
+    let late = tokio::spawn(async move { old.create_group(late).await });
+    // It has been sent.
+    moment().await;
+    etcd.end_lead();
+    let (_, mut new) = candidates.leader(Some(first)).await;
+    new.create_group(lab.given("new", &["h1", "h3"], 18))
+        .await
+        .unwrap();
+    candidates.net.heal();
+    late.await.unwrap().unwrap_err();
+    assert!(!exists(&mut new, "late").await && exists(&mut new, "new").await);
+    for name in ["leaf0", "leaf1", "spine0"] {
+        let changes = lab.switch(name).changes();
+        assert_eq!(changes, ["+g.1", "+new.1"], "{name}");
+    }
+}
+
+/// Reads go on, writes are refused with the reason; when etcd has a quorum again, so does the controller, without a restart.
+#[tokio::test(start_paused = true)]
+async fn without_a_quorum_reads_go_on_and_writes_are_refused() {
+    let (lab, mut etcd) = (Lab::two_tiers().await, EtcdModel::start(3).await);
+    let mut config = lab.config.clone();
+    (config.store, config.etcd) = (None, Some(etcd.config()));
+    let (_controller, mut leader) = start(config).await;
+    // It may not lead yet.
+    while leader
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .is_err()
+    {
+        moment().await;
+    }
+    etcd.kill(0).await;
+    etcd.kill(1).await;
+    let request = lab.given("x", &["h1", "h3"], 18);
+    let refused = leader.create_group(request).await.unwrap_err();
+    assert!(
+        refused
+            .message()
+            .contains("see that a majority of its members runs"),
+        "{refused}"
+    );
+    let request = v1::GetGroupRequest { group: "g".into() };
+    let group = leader.get_group(request).await.unwrap().into_inner();
+    assert_eq!(group.state.unwrap().phase(), Active);
+    etcd.restart(0).await;
+    while leader
+        .create_group(lab.given("h", &["h1", "h3"], 18))
+        .await
+        .is_err()
+    {
+        moment().await;
+    }
+    assert!(!exists(&mut leader, "x").await);
+    for name in ["leaf0", "leaf1", "spine0"] {
+        assert_eq!(lab.switch(name).changes(), ["+g.1", "+h.1"], "{name}");
+    }
+}
