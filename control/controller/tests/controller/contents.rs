@@ -86,7 +86,7 @@ async fn what_is_exported_is_imported_and_exported_again_the_same() {
         assert!(
             found.len() == 1
                 && found[0].starts_with("meta/refused: a switch has refused")
-                && found[0].ends_with("export this store, and import it again"),
+                && found[0].ends_with("export this store, and import it again with --force"),
             "{found:?}"
         );
         assert_eq!(exported(&store.load().await.unwrap()), text);

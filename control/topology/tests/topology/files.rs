@@ -229,8 +229,8 @@ fn an_address_is_that_of_one_host() {
     let text = [host("h1", 1, 1), host("h2", 2, 2), none.to_owned()].concat();
     Topology::from_toml(&text).expect("no faults");
     let faults = Topology::from_toml(&(text + &host("h3", 1, 2))).unwrap_err();
-    let expected = "15:6: hosts[4].ip: 10.0.0.1 of host \"h3\" is the address of host \"h1\" too\n\
-                    16:7: hosts[4].mac: 02:00:00:00:00:02 of host \"h3\" is the address of host \"h2\" too";
+    let expected = "15:6: hosts[4].ip: 10.0.0.1 of host \"h3\" is the address of host \"h1\" too: leave out what hosts share\n\
+                    16:7: hosts[4].mac: 02:00:00:00:00:02 of host \"h3\" is the address of host \"h2\" too: leave out what hosts share";
     assert_eq!(faults.to_string(), expected);
 }
 
