@@ -297,7 +297,7 @@ fn a_switch_that_is_still_to_do_it_is_an_exit_code() {
     );
 }
 
-/// The flags are right, so that their list is no way on.
+/// The flags are right: a hint to list them would not help.
 #[test]
 fn who_needs_what_is_down_is_led_to_the_switches() {
     let refused = |code, field: &str| {

@@ -346,9 +346,7 @@ impl Core {
 
     pub(crate) fn notify(&mut self, name: &str) {
         self.notify_members(name);
-        if self.has_timer(name, &Due::Event) {
-            self.cancel_timer(name, &Due::Event);
-        }
+        self.cancel_timer(name, &Due::Event);
         if let Some(entry) = self.groups.get(name).filter(|_| self.is_watched) {
             let event = self.event(entry);
             self.publish(event);

@@ -242,11 +242,13 @@ impl Core {
         entry.work.as_ref().is_some_and(is_at).then_some(entry)
     }
 
+    fn begin_planning(&mut self, name: &str) -> Option<u64> {
+        let reports = self.works.reports;
+        self.begin_step(name, Step::Planned { reports })
+    }
+
     fn ask_for_plan(&mut self, name: &str) {
-        let step = Step::Planned {
-            reports: self.works.reports,
-        };
-        let Some(number) = self.begin_step(name, step) else {
+        let Some(number) = self.begin_planning(name) else {
             return;
         };
         let (group, again) = (name.to_owned(), name.to_owned());
@@ -456,10 +458,7 @@ impl Core {
             self.refuse(name, generation, failure);
             return self.go_on_when_stored(name);
         }
-        let step = Step::Planned {
-            reports: self.works.reports,
-        };
-        let Some(number) = self.begin_step(name, step) else {
+        let Some(number) = self.begin_planning(name) else {
             return;
         };
         let (group, again, switch) = (name.to_owned(), name.to_owned(), switch.to_owned());

@@ -157,9 +157,12 @@ impl Core {
     }
 
     pub(crate) fn cancel_timer(&mut self, group: &str, due: &Due) {
-        if let Some(entry) = self.groups.get_mut(group)
-            && entry.live.timers.cancel(due)
-        {
+        // Mostly there is none, and what is seen of the group stays as it is.
+        if !self.has_timer(group, due) {
+            return;
+        }
+        if let Some(entry) = self.groups.get_mut(group) {
+            entry.live.timers.cancel(due);
             self.follow_timers(group);
         }
     }
