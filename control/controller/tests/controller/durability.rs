@@ -128,6 +128,7 @@ async fn ask(
                     Err(status) if status.code() == Code::NotFound => assert!(!was, "seed {seed}: {name}"),
                     Err(_) => return,
                 }
+                moment().await;
             }
             // The controller is gone.
             Err(_) => return,

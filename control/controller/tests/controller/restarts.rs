@@ -186,21 +186,25 @@ async fn a_restarted_switch_gets_its_groups_again() {
 async fn a_store_that_was_moved_away_is_not_replaced_at_a_reload() {
     let lab = Lab::two_tiers().await;
     let (controller, _client) = lab.start().await;
-    controller.check(&lab.config).unwrap();
-    let path = lab.config.store.as_ref().unwrap();
+    let config = Config {
+        listen: controller.address().unwrap().clone(),
+        ..lab.config.clone()
+    };
+    controller.check(&config).unwrap();
+    let path = config.store.as_ref().unwrap();
     let backup = lab.folder.path().join("backup");
     std::fs::rename(path, &backup).unwrap();
-    let refused = controller.check(&lab.config).unwrap_err().to_string();
+    let refused = controller.check(&config).unwrap_err().to_string();
     assert!(refused.contains("controller.redb"), "{refused}");
     assert!(!path.exists());
     std::fs::copy(&backup, path).unwrap();
-    let refused = controller.check(&lab.config).unwrap_err().to_string();
+    let refused = controller.check(&config).unwrap_err().to_string();
     assert!(
         refused.contains("controller.redb: I/O error: another file stands there now: put back"),
         "{refused}"
     );
     std::fs::rename(&backup, path).unwrap();
-    controller.check(&lab.config).unwrap();
+    controller.check(&config).unwrap();
 }
 
 /// A record of the store does not read: the others go on, and nothing is taken from the members of that group.
