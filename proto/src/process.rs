@@ -2,6 +2,7 @@
 //!
 //! Both belong to the process, not to one of its services: the binary sets them once, all services show them.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -19,6 +20,15 @@ static LOG: OnceLock<Log> = OnceLock::new();
 
 /// Longest time of a temporary filter, in milliseconds.
 pub const FOR_MS_MAX: u32 = 24 * 60 * 60 * 1000;
+
+/// An unpredictable number, from the seed of the standard library's hash maps; in a network in memory, the next one of its seed.
+pub fn draw() -> u64 {
+    #[cfg(feature = "memory")]
+    if let Some(drawn) = crate::transport::memory::draw() {
+        return drawn;
+    }
+    RandomState::new().build_hasher().finish()
+}
 
 /// Sets the version that is reported; the first call counts.
 pub fn set_version(version: impl Into<String>) {

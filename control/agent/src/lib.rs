@@ -20,11 +20,10 @@
 mod shell;
 pub mod state;
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use castnet_proto::access::{Access, guard, listen};
-use castnet_proto::process;
+use castnet_proto::process::{self, draw};
 use castnet_proto::transport::{Address, Listener, Security, Server, TransportError};
 use castnet_proto::v1::agent_server::AgentServer;
 use castnet_rules::{Fault, GroupRule, Route, RuleSet};
@@ -54,8 +53,8 @@ impl Shared {
             events: events::start(&dataplane),
             dataplane,
             core: Mutex::default(),
-            // The seed of the standard library's hash maps is random. 0 means unknown in messages.
-            boot_id: RandomState::new().build_hasher().finish() | 1,
+            // 0 means unknown in messages.
+            boot_id: draw() | 1,
         }
     }
 

@@ -26,13 +26,12 @@ mod shell;
 mod state;
 pub mod store;
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use castnet_proto::access::{Access, check_roles, guard, serve};
 use castnet_proto::audit::AuditLog;
-use castnet_proto::process;
+use castnet_proto::process::{self, draw};
 use castnet_proto::transport::{Address, Server};
 use castnet_proto::v1::ControllerTerm;
 use tokio::task::JoinHandle;
@@ -250,11 +249,6 @@ async fn listen(config: &Config, front: &Front) -> Result<(Server, Arc<Access>),
     let routes = Routes::new(service).add_service(log);
     let server = serve(&config.listen, &config.security, &access, routes).await?;
     Ok((server, access))
-}
-
-/// An unpredictable number, from the seed of the standard library's hash maps.
-fn draw() -> u64 {
-    RandomState::new().build_hasher().finish()
 }
 
 /// Loads the store and starts all tasks. `address`: where clients reach the controller.

@@ -22,18 +22,30 @@ const BYTES: usize = 1 << 16;
 
 type Listeners = Mutex<BTreeMap<PathBuf, mpsc::UnboundedSender<DuplexStream>>>;
 
+#[derive(Debug, Default)]
+struct Shared {
+    listeners: Listeners,
+    /// The last number that was drawn.
+    drawn: Mutex<Option<u64>>,
+}
+
 thread_local! {
-    static NETWORK: RefCell<Option<Arc<Listeners>>> = const { RefCell::new(None) };
+    static NETWORK: RefCell<Option<Arc<Shared>>> = const { RefCell::new(None) };
 }
 
 /// The network of this thread, until all of them are dropped.
 #[derive(Debug)]
-pub struct Network(Arc<Listeners>);
+pub struct Network(Arc<Shared>);
 
 impl Network {
     /// The network that this thread has, or a new one.
     pub fn join() -> Self {
         NETWORK.with_borrow_mut(|network| Self(network.get_or_insert_default().clone()))
+    }
+
+    /// From now on what is [drawn](crate::process::draw) in this thread follows from this seed.
+    pub fn draw_from(&self, seed: u64) {
+        *self.0.drawn.lock() = Some(seed);
     }
 }
 
@@ -46,8 +58,18 @@ impl Drop for Network {
     }
 }
 
-fn network() -> Option<Arc<Listeners>> {
+fn network() -> Option<Arc<Shared>> {
     NETWORK.with_borrow(Clone::clone)
+}
+
+/// The next number, if there is a network that has a seed.
+pub(crate) fn draw() -> Option<u64> {
+    let network = network()?;
+    let mut drawn = network.drawn.lock();
+    // An LCG with all of 2^64 as its period (Knuth), of which the high bits are the better ones.
+    let next = (*drawn)?.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *drawn = Some(next);
+    Some(next ^ (next >> 32))
 }
 
 /// Connections to a name; `None`: this thread has no network.
@@ -56,7 +78,7 @@ fn network() -> Option<Arc<Listeners>> {
 /// It is taken.
 pub fn listen(name: &Path) -> Option<io::Result<UnboundedReceiverStream<DuplexStream>>> {
     let network = network()?;
-    let mut listeners = network.lock();
+    let mut listeners = network.listeners.lock();
     if listeners.get(name).is_some_and(|listener| !listener.is_closed()) {
         let taken = io::Error::new(io::ErrorKind::AddrInUse, "another process serves this socket");
         return Some(Err(taken));
@@ -73,7 +95,7 @@ pub fn listen(name: &Path) -> Option<io::Result<UnboundedReceiverStream<DuplexSt
 pub fn connect(name: &Path) -> Option<io::Result<DuplexStream>> {
     let network = network()?;
     let (near, far) = tokio::io::duplex(BYTES);
-    let listeners = network.lock();
+    let listeners = network.listeners.lock();
     let is_accepted = listeners
         .get(name)
         .is_some_and(|listener| listener.send(far).is_ok());

@@ -57,6 +57,7 @@ impl Changes {
         };
         // They cannot fail: the senders are there.
         let _ = tokio::select! {
+            biased;
             news = news.changed() => news,
             change = later => change,
         };

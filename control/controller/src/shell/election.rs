@@ -57,6 +57,7 @@ pub(crate) async fn run(
                         front.lead(&shared);
                         tracing::warn!("this controller leads");
                         tokio::select! {
+                            biased;
                             () = lead.lost() => {}
                             () = stop.cancelled() => {}
                         }
@@ -82,8 +83,9 @@ pub(crate) async fn run(
         }
         front.wait(why, leader);
         tokio::select! {
-            () = sleep(pause) => {}
+            biased;
             () = stop.cancelled() => {}
+            () = sleep(pause) => {}
         }
     }
 }

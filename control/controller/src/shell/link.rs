@@ -269,13 +269,8 @@ impl Link {
         let (mut look_at, mut pause) = (Instant::now() + period, BURST);
         loop {
             tokio::select! {
-                told = events.message() => {
-                    let told = told.map_err(|status| SwitchError::Unreachable(status.message().into()))?;
-                    if self.handle(shared, told.ok_or_else(ended)?) {
-                        look_at = look_at.min(Instant::now() + pause);
-                    }
-                }
-                () = self.look.notified() => look_at = look_at.min(Instant::now() + pause),
+                // A switch that always has an event is looked at nevertheless.
+                biased;
                 () = sleep_until(look_at) => {
                     let began = Instant::now();
                     self.report(shared, &mut client).await?;
@@ -286,6 +281,13 @@ impl Link {
                     // A switch with many groups is not queried all the time, whatever it reports.
                     pause = (began.elapsed() * PAUSE_TIMES_LOOK).clamp(BURST, period.max(BURST));
                     look_at = Instant::now() + period;
+                }
+                () = self.look.notified() => look_at = look_at.min(Instant::now() + pause),
+                told = events.message() => {
+                    let told = told.map_err(|status| SwitchError::Unreachable(status.message().into()))?;
+                    if self.handle(shared, told.ok_or_else(ended)?) {
+                        look_at = look_at.min(Instant::now() + pause);
+                    }
                 }
             }
         }

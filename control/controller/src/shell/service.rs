@@ -168,6 +168,7 @@ async fn follow<C: StandingCall>(mut call: C, to: mpsc::Sender<Result<Step<C::St
     let mut sent: Option<Arc<C::State>> = None;
     loop {
         tokio::select! {
+            biased;
             () = to.closed() => return,
             () = call.changed() => {}
         }

@@ -62,6 +62,7 @@ impl Watcher {
         let mut passed = self.send_event(0, Event::Started(v1::WatchStarted {})).await;
         while passed.is_ok() {
             passed = tokio::select! {
+                biased;
                 () = to.closed() => return,
                 told = events.recv() => match told {
                     Ok(told) => self.pass(told).await,

@@ -75,6 +75,7 @@ async fn write_all(shared: &Arc<Shared>, store: &dyn Store, mut probe: Probe, ma
                 None if shared.lock().resume() => {}
                 None => shared.staged.notified().await,
                 Some(at) => tokio::select! {
+                    biased;
                     () = shared.staged.notified() => {}
                     () = sleep_until(at) => {}
                 },

@@ -1,7 +1,7 @@
 //! Controllers that are killed while ranks are in: what is stored says who was in, and their leases run from then on.
 
-use crate::common::candidates::Candidates;
-use crate::common::etcd_model::EtcdModel;
+use castnet_sim_control::controllers::Candidates;
+use castnet_sim_control::etcd::EtcdModel;
 use crate::common::ranks::{Rank, all, becomes, shown, vanishes};
 use crate::common::{Lab, start};
 use crate::restarts::stands_still_at;
@@ -92,7 +92,7 @@ async fn a_failed_job_ends_also_after_a_restart() {
 #[tokio::test(start_paused = true)]
 async fn a_rank_that_lives_outlasts_a_failover_and_one_that_died_is_put_out() {
     let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
-    let mut candidates = Candidates::start(&lab, &etcd, 2).await;
+    let mut candidates = Candidates::start(&lab.config, lab.folder.path(), &etcd, 2).await;
     let (mut leader, mut client) = candidates.leader(None).await;
     let mut ranks = Vec::new();
     for rank in 0..4 {

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::common::faults::{FaultyStore, Random, seeds};
+use castnet_sim_control::random::Random;
+use crate::common::faults::{FaultyStore, seeds};
 use crate::common::ranks::{Rank, all, shown};
 use crate::common::{Client, Events, Lab, PATIENCE, creation, destruction, moment, reaches, start_with};
 use castnet_controller::Controller;

@@ -10,8 +10,8 @@ use castnet_proto::transport::{Address, Security};
 use tokio::time::sleep;
 
 use crate::common::etcd::{Cluster, Etcd, POLL, campaign, store};
-use crate::common::etcd_model::EtcdModel;
-use crate::common::net::{Fault, Net};
+use castnet_sim_control::etcd::EtcdModel;
+use castnet_sim_control::net::{Fault, Net};
 use crate::common::tls::Authority;
 use crate::common::{Lab, serving};
 use crate::store::{key, put, record, whole_or_not_at_all};

@@ -6,7 +6,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use crate::common::etcd::{Cluster, Etcd, POLL};
-use crate::common::etcd_model::{EtcdModel, api};
+use castnet_sim_control::etcd::{EtcdModel, api};
 use api::compare::{CompareTarget, TargetUnion};
 use api::kv_client::KvClient;
 use api::lease_client::LeaseClient;

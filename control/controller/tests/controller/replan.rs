@@ -6,7 +6,8 @@ use castnet_proto::v1::{self, GroupPhase};
 use castnet_topology::Topology;
 
 use crate::collective_places::{set_link, spine, two_spines};
-use crate::common::faults::{Random, seeds};
+use castnet_sim_control::random::Random;
+use crate::common::faults::seeds;
 use crate::common::{Client, Events, Lab, creation, moment, reaches};
 use crate::replan_routed::until_link;
 

@@ -6,10 +6,10 @@ use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::Active;
 use tonic::Code;
 
-use crate::common::candidates::{Candidates, client};
+use castnet_sim_control::controllers::{Candidates, client};
 use crate::common::etcd::Etcd;
-use crate::common::etcd_model::EtcdModel;
-use crate::common::net::Fault;
+use castnet_sim_control::etcd::EtcdModel;
+use castnet_sim_control::net::Fault;
 use crate::common::{Lab, destruction, moment, reaches, start};
 use crate::failover::exists;
 
@@ -17,7 +17,7 @@ use crate::failover::exists;
 #[tokio::test(start_paused = true)]
 async fn the_leader_is_killed_and_another_goes_on() {
     let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
-    let mut candidates = Candidates::start(&lab, &etcd, 3).await;
+    let mut candidates = Candidates::start(&lab.config, lab.folder.path(), &etcd, 3).await;
     let (first, mut leader) = candidates.leader(None).await;
     leader
         .create_group(lab.given("g", &["h0", "h2"], 17))
@@ -48,7 +48,7 @@ async fn the_leader_is_killed_and_another_goes_on() {
 #[tokio::test(start_paused = true)]
 async fn those_that_do_not_lead_name_the_one_that_does() {
     let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
-    let mut candidates = Candidates::start(&lab, &etcd, 3).await;
+    let mut candidates = Candidates::start(&lab.config, lab.folder.path(), &etcd, 3).await;
     let mut dead = None;
     for _ in 0..2 {
         let (leads, _) = candidates.leader(dead).await;
@@ -86,7 +86,7 @@ async fn those_that_do_not_lead_name_the_one_that_does() {
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_was_cut_off_changes_nothing() {
     let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
-    let candidates = Candidates::start(&lab, &etcd, 2).await;
+    let candidates = Candidates::start(&lab.config, lab.folder.path(), &etcd, 2).await;
     let (first, mut old) = candidates.leader(None).await;
     old.create_group(lab.given("g", &["h0", "h2"], 17)).await.unwrap();
     // It is cut off between the switches of a group.
@@ -140,7 +140,7 @@ async fn a_leader_that_was_cut_off_changes_nothing() {
 #[tokio::test(start_paused = true)]
 async fn what_arrives_late_changes_nothing() {
     let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
-    let candidates = Candidates::start(&lab, &etcd, 2).await;
+    let candidates = Candidates::start(&lab.config, lab.folder.path(), &etcd, 2).await;
     let (first, mut old) = candidates.leader(None).await;
     old.create_group(lab.given("g", &["h0", "h2"], 17)).await.unwrap();
     let node = format!("c{first}");

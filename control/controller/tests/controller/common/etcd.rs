@@ -11,7 +11,8 @@ use castnet_proto::transport::{Address, Security, TlsFiles};
 use tempfile::TempDir;
 use tokio::time::sleep;
 
-use super::net::Net;
+use castnet_sim_control::etcd::EtcdModel;
+use castnet_sim_control::net::Net;
 
 /// Pause between looks at who leads.
 pub(crate) const POLL: Duration = Duration::from_millis(10);
@@ -29,6 +30,20 @@ pub(crate) trait Etcd {
 
     /// Earlier revisions cannot be read any more.
     fn compact(&self, revision: i64);
+}
+
+impl Etcd for EtcdModel {
+    fn config(&self) -> EtcdConfig {
+        self.config()
+    }
+
+    fn end_lead(&self) {
+        self.end_lead();
+    }
+
+    fn compact(&self, revision: i64) {
+        self.compact(revision);
+    }
 }
 
 pub(crate) async fn campaign(config: &EtcdConfig, address: &str) -> Campaign {

@@ -1,12 +1,9 @@
 //! Toy switches that keep the agent's contract (`agent.proto`) without a data plane, and a controller over them.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-pub(crate) mod candidates;
 pub(crate) mod etcd;
-pub(crate) mod etcd_model;
 mod events;
 pub(crate) mod faults;
-pub(crate) mod net;
 pub(crate) mod ranks;
 pub(crate) mod tls;
 
@@ -35,12 +32,11 @@ use tokio::sync::{Semaphore, broadcast, mpsc};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
-use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 pub(crate) use events::Events;
 
-pub(crate) type Client = ControllerClient<Channel>;
+pub(crate) use castnet_sim_control::controllers::Client;
 
 /// Longer than anything here takes; only a test that fails waits for it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);

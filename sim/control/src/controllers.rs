@@ -1,5 +1,6 @@
-//! Several controllers, each of which leads if it can.
+//! Several controllers in this thread, over the model of etcd. Each leads if it can.
 
+use std::path::Path;
 use std::time::Duration;
 
 use castnet_controller::store::etcd::EtcdConfig;
@@ -8,22 +9,25 @@ use castnet_proto::transport::{Address, Security, connect};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_client::ControllerClient;
 use tokio::time::sleep;
+use tonic::transport::Channel;
 
-use super::etcd::Etcd;
-use super::etcd_model::EtcdModel;
-use super::net::{Fault, Net};
-use super::{Client, Lab, moment};
+use crate::etcd::EtcdModel;
+use crate::net::{Fault, Net};
+
+/// A client of a controller.
+pub type Client = ControllerClient<Channel>;
 
 /// Pause between looks at who leads.
 const LOOK: Duration = Duration::from_millis(50);
 
-pub(crate) async fn client(address: &Address) -> Option<Client> {
+/// A client of the controller at an address, if there is one.
+pub async fn client(address: &Address) -> Option<Client> {
     let channel = connect(address, &Security::default()).await.ok()?;
     Some(ControllerClient::new(channel))
 }
 
 /// The one of these that leads, other than `not`, and a client of it.
-pub(crate) async fn leader(all: &[Address], not: Option<usize>) -> (usize, Client) {
+pub async fn leader(all: &[Address], not: Option<usize>) -> (usize, Client) {
     loop {
         for n in (0..all.len()).filter(|n| Some(*n) != not) {
             if let Some(mut client) = client(&all[n]).await
@@ -36,17 +40,23 @@ pub(crate) async fn leader(all: &[Address], not: Option<usize>) -> (usize, Clien
     }
 }
 
-/// Controllers of this thread, over the model of etcd.
-pub(crate) struct Candidates {
+/// Controllers of this thread.
+#[derive(Debug)]
+pub struct Candidates {
     /// By it they reach switches and etcd, as nodes `c0`, `c1` ...
-    pub(crate) net: Net,
-    pub(crate) addresses: Vec<Address>,
+    pub net: Net,
+    /// Where they serve.
+    pub addresses: Vec<Address>,
     configs: Vec<Config>,
     all: Vec<Option<Controller>>,
 }
 
 impl Candidates {
-    pub(crate) async fn start(lab: &Lab, etcd: &EtcdModel, count: usize) -> Self {
+    /// So many controllers with this configuration, but for their addresses and their store. The names of their sockets are below `folder`.
+    ///
+    /// # Panics
+    /// One does not start.
+    pub async fn start(config: &Config, folder: &Path, etcd: &EtcdModel, count: usize) -> Self {
         let mut candidates = Self {
             net: Net::default(),
             addresses: Vec::new(),
@@ -54,10 +64,10 @@ impl Candidates {
             all: Vec::new(),
         };
         for n in 0..count {
-            let node = format!("c{n}");
-            let etcd = etcd.config();
-            let (folder, members) = candidates.net.surround(&node, lab, &etcd.members);
-            let mut config = lab.config.clone();
+            let (node, etcd) = (format!("c{n}"), etcd.config());
+            let net = &mut candidates.net;
+            let (folder, members) = net.surround(&node, folder, &config.switches, &etcd.members);
+            let mut config = config.clone();
             config.store = None;
             config.etcd = Some(EtcdConfig { members, ..etcd });
             config.listen = Address::Unix(folder.join("controller.sock"));
@@ -77,21 +87,26 @@ impl Candidates {
     }
 
     /// As `kill -9`: what it does at its end reaches nobody.
-    pub(crate) async fn kill(&mut self, n: usize) {
+    pub async fn kill(&mut self, n: usize) {
         let node = format!("c{n}");
         self.net.fail(&node, None, Fault::Cut);
         drop(self.all[n].take());
-        moment().await;
+        // All who were connected know it then.
+        sleep(Duration::from_millis(1)).await;
         self.net.fail(&node, None, Fault::None);
     }
 
     /// Kills one, and starts it again.
-    pub(crate) async fn restart(&mut self, n: usize) {
+    ///
+    /// # Panics
+    /// It does not start.
+    pub async fn restart(&mut self, n: usize) {
         self.kill(n).await;
         self.begin(n).await;
     }
 
-    pub(crate) async fn leader(&self, not: Option<usize>) -> (usize, Client) {
+    /// As [`leader`].
+    pub async fn leader(&self, not: Option<usize>) -> (usize, Client) {
         leader(&self.addresses, not).await
     }
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use castnet_controller::store::Table;
 use castnet_controller::store::etcd::{DEFAULT_LEAD_TTL, EtcdConfig};
 use castnet_proto::transport::memory::Network;
 use castnet_proto::transport::{Address, Security, Server, serve};
@@ -17,7 +18,6 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::etcd::{Etcd, LEADER};
 use api::compare::{CompareTarget, TargetUnion};
 use api::kv_server::{Kv, KvServer};
 use api::lease_server::{Lease, LeaseServer};
@@ -25,10 +25,13 @@ use api::request_op::Request as Op;
 use api::response_op::Response as OpResult;
 
 /// The messages, clients and servers of `etcd.proto`.
-#[allow(missing_docs, unreachable_pub, clippy::all)]
-pub(crate) mod api {
-    include!(concat!(env!("OUT_DIR"), "/model/etcdserverpb.rs"));
+#[allow(missing_docs, clippy::all)]
+pub mod api {
+    tonic::include_proto!("etcdserverpb");
 }
+
+/// Below it are the keys of the controllers.
+const PREFIX: &str = "castnet";
 
 /// Operations of a transaction, or comparisons.
 const OPS_MAX: usize = 128;
@@ -37,8 +40,8 @@ const REQUEST_BYTES_MAX: usize = 3 << 19;
 /// The shortest time to live of a lease, in seconds: one and a half times an election.
 const TTL_MIN: i64 = 2;
 
-/// A cluster.
-pub(crate) struct EtcdModel {
+/// A cluster, until it is dropped.
+pub struct EtcdModel {
     shared: Arc<Shared>,
     members: Vec<Option<Server>>,
     _network: Network,
@@ -53,7 +56,7 @@ struct Shared {
 
 impl EtcdModel {
     /// A cluster of so many members, all running.
-    pub(crate) async fn start(size: usize) -> Self {
+    pub async fn start(size: usize) -> Self {
         let state = State {
             revision: 1,
             ..State::default()
@@ -73,19 +76,23 @@ impl EtcdModel {
     }
 
     /// Where member `n` serves.
-    pub(crate) fn socket(&self, n: usize) -> PathBuf {
+    pub fn socket(&self, n: usize) -> PathBuf {
         format!("etcd{n}").into()
     }
 
     /// As `kill -9`. Calls that have arrived are performed nevertheless.
-    pub(crate) async fn kill(&mut self, n: usize) {
+    pub async fn kill(&mut self, n: usize) {
         drop(self.members[n].take());
         self.elect();
         // All who were connected know it then.
         sleep(Duration::from_millis(10)).await;
     }
 
-    pub(crate) async fn restart(&mut self, n: usize) {
+    /// Starts a member that was killed.
+    ///
+    /// # Panics
+    /// It runs.
+    pub async fn restart(&mut self, n: usize) {
         let service = Service(self.shared.clone());
         let routes = Routes::new(KvServer::new(service.clone())).add_service(LeaseServer::new(service));
         let address = Address::Unix(self.socket(n));
@@ -99,13 +106,13 @@ impl EtcdModel {
     }
 
     /// From now on calls take so long.
-    pub(crate) fn slow(&self, delay: Duration) {
+    pub fn slow(&self, delay: Duration) {
         self.shared.state.lock().delay = delay;
     }
 
     /// Calls wait from now on, or those that wait are performed, although nobody may wait for their answers any more. No lease ends
     /// meanwhile.
-    pub(crate) fn hold(&self, held: bool) {
+    pub fn hold(&self, held: bool) {
         let mut state = self.shared.state.lock();
         match (self.shared.held.send_replace(held), held) {
             (false, true) => state.end_leases(),
@@ -115,36 +122,64 @@ impl EtcdModel {
     }
 
     /// A transaction, the one after so many, is performed, but its client learns nothing of it.
-    pub(crate) fn lose_answer(&self, answered: usize) {
+    pub fn lose_answer(&self, answered: usize) {
         self.shared.state.lock().answered = Some(answered);
     }
 
-    pub(crate) fn lose_none(&self) {
+    /// All clients learn all from now on.
+    pub fn lose_none(&self) {
         self.shared.state.lock().answered = None;
     }
 }
 
-impl Etcd for EtcdModel {
-    fn config(&self) -> EtcdConfig {
+impl EtcdModel {
+    /// What a controller needs to be on it.
+    pub fn config(&self) -> EtcdConfig {
         let member = |n| Address::Unix(self.socket(n));
         EtcdConfig {
             members: (0..self.members.len()).map(member).collect(),
-            prefix: "castnet".into(),
+            prefix: PREFIX.into(),
             security: Security::default(),
             answer_within: Duration::from_secs(2),
             lead_ttl: DEFAULT_LEAD_TTL,
         }
     }
 
-    fn end_lead(&self) {
+    /// Ends the lead of a controller, as the end of its lease does.
+    pub fn end_lead(&self) {
+        let leader = format!("{PREFIX}/leader");
         let mut state = self.shared.state.lock();
-        if let Some(lease) = state.latest(LEADER.as_bytes()).map(|change| change.lease) {
+        if let Some(lease) = state.latest(leader.as_bytes()).map(|change| change.lease) {
             state.end_lease(lease);
         }
     }
 
-    fn compact(&self, revision: i64) {
+    /// Earlier revisions cannot be read from now on.
+    pub fn compact(&self, revision: i64) {
         self.shared.state.lock().compacted = revision;
+    }
+
+    /// What it has stored.
+    pub fn history(&self) -> History {
+        History(self.shared.clone())
+    }
+}
+
+/// What a cluster has stored.
+#[derive(Clone)]
+pub struct History(Arc<Shared>);
+
+impl History {
+    /// Whether the controllers have ever stored an entry.
+    pub fn has_had(&self, table: Table, name: &str) -> bool {
+        let key = format!("{PREFIX}/{}/{name}", table.name());
+        self.0.state.lock().keys.contains_key(key.as_bytes())
+    }
+}
+
+impl std::fmt::Debug for EtcdModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EtcdModel").field("members", &self.members.len()).finish_non_exhaustive()
     }
 }
 

@@ -12,15 +12,16 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_stream::StreamExt;
 
-use super::Lab;
+use castnet_controller::SwitchConfig;
 
 /// In virtual time: what is sent arrives so much later.
 const LATENCY: Duration = Duration::from_millis(1);
 
 /// What happens on a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub enum Fault {
     #[default]
+    /// What is sent arrives.
     None,
     /// Connections break, and new ones too.
     Cut,
@@ -29,12 +30,15 @@ pub(crate) enum Fault {
 }
 
 /// The connections, by the nodes that open and accept them.
-#[derive(Default)]
-pub(crate) struct Net(BTreeMap<(String, String), watch::Sender<Fault>>);
+#[derive(Debug, Default)]
+pub struct Net(BTreeMap<(String, String), watch::Sender<Fault>>);
 
 impl Net {
     /// What `from` sends to the socket `at` goes to `to`, which listens at `target`.
-    pub(crate) fn link(&mut self, from: &str, to: &str, at: &Path, target: PathBuf) {
+    ///
+    /// # Panics
+    /// The socket is taken.
+    pub fn link(&mut self, from: &str, to: &str, at: &Path, target: PathBuf) {
         let (fault, now) = watch::channel(Fault::None);
         self.0.insert((from.into(), to.into()), fault);
         if let Some(accepted) = memory::listen(at) {
@@ -60,11 +64,22 @@ impl Net {
         });
     }
 
-    /// Links from `node` to all switches and to these members of etcd, which are `e0`, `e1` ... Returns the folder with the sockets of the
-    /// switches, and the members, as the node reaches them.
-    pub(crate) fn surround(&mut self, node: &str, lab: &Lab, etcd: &[Address]) -> (PathBuf, Vec<Address>) {
-        let folder = lab.folder.path().join(node);
-        std::fs::create_dir(&folder).unwrap();
+    /// Links from `node` to these switches, and to these members of etcd, which are `e0`, `e1` ... Returns the folder with the sockets of
+    /// the switches, in this one, and the members, as the node reaches them.
+    ///
+    /// # Panics
+    /// The folder cannot be made, or one of them has no socket.
+    pub fn surround(
+        &mut self,
+        node: &str,
+        folder: &Path,
+        switches: &[SwitchConfig],
+        etcd: &[Address],
+    ) -> (PathBuf, Vec<Address>) {
+        let folder = folder.join(node);
+        if !memory::is_here() {
+            std::fs::create_dir(&folder).unwrap();
+        }
         let mut link = |to: &str, target: &Address| {
             let Address::Unix(target) = target else {
                 panic!("{target}")
@@ -73,7 +88,7 @@ impl Net {
             self.link(node, to, &at, target.clone());
             Address::Unix(at)
         };
-        for switch in &lab.config.switches {
+        for switch in switches {
             link(&switch.name, &switch.agent);
         }
         let members = etcd.iter().enumerate();
@@ -83,13 +98,14 @@ impl Net {
         (folder, members)
     }
 
-    pub(crate) fn nodes(&self) -> Vec<String> {
+    /// The nodes at the ends of links.
+    pub fn nodes(&self) -> Vec<String> {
         let nodes: BTreeSet<&String> = self.0.keys().flat_map(|(from, to)| [from, to]).collect();
         nodes.into_iter().cloned().collect()
     }
 
     /// A fault between `node` and `other`, or all others.
-    pub(crate) fn fail(&self, node: &str, other: Option<&str>, fault: Fault) {
+    pub fn fail(&self, node: &str, other: Option<&str>, fault: Fault) {
         let is_other = |name: &str| other.is_none_or(|other| other == name);
         for ((from, to), link) in &self.0 {
             if from == node && is_other(to) {
@@ -103,7 +119,8 @@ impl Net {
         }
     }
 
-    pub(crate) fn heal(&self) {
+    /// Ends all faults.
+    pub fn heal(&self) {
         for link in self.0.values() {
             link.send_replace(Fault::None);
         }

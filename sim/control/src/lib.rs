@@ -1,0 +1,18 @@
+//! Control in virtual time: several controllers, agents over the real engine, etcd, clients, and a network between them that delays, holds
+//! and cuts. Nothing has a socket, all of it is in one thread, and the clock stands still while anybody has something to do.
+//!
+//! A [`Scenario`] is decided by its seed. The parts of it are for other tests, too: [`etcd`] is a model of etcd, [`net`] has connections that
+//! fail, and [`controllers`] runs several controllers.
+#![forbid(unsafe_code)]
+
+pub mod controllers;
+mod dataplane;
+pub mod etcd;
+mod frames;
+mod log;
+pub mod net;
+pub mod random;
+mod scenario;
+mod switch;
+
+pub use scenario::{Outcome, Scenario};

@@ -1,0 +1,552 @@
+//! What happens in a run: groups come and go, while controllers, etcd, agents, switches and the network fail. One seed decides it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use castnet_controller::store::Table;
+use castnet_controller::{Config, SwitchConfig};
+use castnet_proto::transport::{Address, memory};
+use castnet_proto::v1;
+use castnet_proto::v1::GroupPhase;
+use castnet_proto::v1::controller_event::Event;
+use castnet_topology::Topology;
+use castnet_wire::MacAddr;
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep, timeout};
+use tonic::{Code, Status};
+
+use crate::controllers::{Candidates, Client, client};
+use crate::etcd::{EtcdModel, History};
+use crate::frames::{Frames, Stream};
+use crate::log::Log;
+use crate::net::Fault;
+use crate::random::Random;
+use crate::switch::{Service, Switch};
+
+/// Longest duration of a fault, in milliseconds: another controller leads before it ends.
+const FAULT_MS_MAX: u64 = 4000;
+/// After the last fault all is as it should be within this time.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Pause between looks.
+const LOOK: Duration = Duration::from_millis(50);
+/// Pause between two messages of the group that always runs.
+const PAUSE: Duration = Duration::from_millis(20);
+/// While no switch stops, the group that always runs makes progress within this time, whatever happens to control.
+const FLOWS_WITHIN: Duration = Duration::from_millis(500);
+/// The name of that group.
+const ALWAYS: &str = "always";
+
+/// A run.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    /// It decides everything.
+    pub seed: u64,
+    /// Each has some calls and a fault.
+    pub steps: u64,
+}
+
+/// What came of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// What happened, with times.
+    pub log: Vec<String>,
+    /// What must not happen, and did.
+    pub violation: Option<String>,
+}
+
+impl Scenario {
+    /// Runs it in this thread.
+    pub fn run(self) -> Outcome {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build();
+        let Ok(runtime) = runtime else {
+            let violation = Some("no runtime".into());
+            return Outcome {
+                violation,
+                ..Outcome::default()
+            };
+        };
+        runtime.block_on(async {
+            let network = memory::Network::join();
+            network.draw_from(self.seed);
+            let log = Log::new();
+            let end = match World::start(self.seed, &log).await {
+                Ok(mut world) => world.go(self.steps).await,
+                Err(error) => Err(error),
+            };
+            Outcome {
+                violation: log.check().and(end).err(),
+                log: log.lines(),
+            }
+        })
+    }
+}
+
+/// A call of a client, and whether it was done as it asked.
+struct Call {
+    name: String,
+    /// The queue pairs of the group that it creates; `None`: it destroys one.
+    creates: Option<u32>,
+    end: tokio::task::JoinHandle<Result<(), Status>>,
+}
+
+struct World {
+    random: Random,
+    log: Log,
+    topology: Topology,
+    frames: Arc<Frames>,
+    switches: BTreeMap<String, Switch>,
+    etcd: EtcdModel,
+    members: usize,
+    candidates: Candidates,
+    always: Arc<Mutex<Stream>>,
+    /// Members of etcd that were killed.
+    killed: Vec<usize>,
+    /// Switches that stand still, and those whose agents cannot be reached.
+    stopped: Vec<String>,
+    silent: Vec<String>,
+    /// Groups that were confirmed, and not asked to end, with the number of their queue pairs.
+    there: BTreeMap<String, u32>,
+    /// Groups that are there or not.
+    unknown: BTreeSet<String>,
+    /// The number of the next queue pair.
+    qpn: u32,
+}
+
+fn socket(name: &str) -> Address {
+    Address::Unix(format!("agents/{name}").into())
+}
+
+/// The calls of a switch end soon, so that runs are short.
+fn config(topology: &Topology) -> Config {
+    let switch = |switch: &castnet_topology::Switch| SwitchConfig {
+        name: switch.name.clone(),
+        agent: socket(&switch.name),
+    };
+    let mut config = Config::new(topology.switches().map(switch).collect());
+    config.topology = Some(topology.clone());
+    config.timeouts.switch = Duration::from_secs(1);
+    config.timeouts.reconcile = Duration::from_secs(1);
+    config.timeouts.backoff = (Duration::from_millis(5), Duration::from_millis(20));
+    config
+}
+
+/// S5: what a controller tells of is stored.
+async fn watch(address: Address, history: History, log: Log) {
+    loop {
+        if let Some(mut client) = client(&address).await {
+            let request = v1::WatchControllerEventsRequest { differences: false };
+            let Ok(events) = client.watch_events(request).await else {
+                sleep(LOOK).await;
+                continue;
+            };
+            let mut events = events.into_inner();
+            while let Ok(Some(event)) = events.message().await {
+                let Some(Event::Group(group)) = event.event else { continue };
+                if !history.has_had(Table::Groups, &group.name) {
+                    let name = &group.name;
+                    log.violation(format_args!("S5: {address} tells of {name}, which is not stored"));
+                }
+            }
+        }
+        sleep(LOOK).await;
+    }
+}
+
+impl World {
+    async fn start(seed: u64, log: &Log) -> Result<Self, String> {
+        let mut random = Random(seed);
+        let spines = 1 + random.below(2) as usize;
+        let topology = Topology::leaf_spine(2, spines, 2).map_err(|e| e.to_string())?;
+        let frames = Arc::new(Frames::new(&topology, seed).map_err(|e| e.to_string())?);
+        let mut switches = BTreeMap::new();
+        for switch in topology.switches() {
+            let started = Switch::start(&switch.name, socket(&switch.name), &frames, log).await;
+            switches.insert(switch.name.clone(), started);
+        }
+        let members = *random.one(&[1, 3]);
+        let etcd = EtcdModel::start(members).await;
+        let count = 1 + random.below(3) as usize;
+        let folder = PathBuf::from("controllers");
+        let candidates = Candidates::start(&config(&topology), &folder, &etcd, count).await;
+        for address in &candidates.addresses {
+            tokio::spawn(watch(address.clone(), etcd.history(), log.clone()));
+        }
+        log.line(format_args!(
+            "{spines} spines, {members} members of etcd, {count} controllers"
+        ));
+        let first = Self::request(&topology, ALWAYS, &["h0", "h1", "h2"], 17);
+        let always = loop {
+            let (_, mut leader) = candidates.leader(None).await;
+            let _ = leader.create_group(first.clone()).await;
+            if let Some(state) = running(&mut leader, ALWAYS).await {
+                break Stream::open(&mut frames.lock(), &state, 17)?;
+            }
+            sleep(LOOK).await;
+        };
+        let always = Arc::new(Mutex::new(always));
+        let services: Vec<Service> = switches.values().map(|switch| switch.service.clone()).collect();
+        tokio::spawn(go_on(frames.clone(), always.clone(), services, log.clone()));
+        Ok(Self {
+            random,
+            log: log.clone(),
+            topology,
+            frames,
+            switches,
+            etcd,
+            members,
+            candidates,
+            always,
+            killed: Vec::new(),
+            stopped: Vec::new(),
+            silent: Vec::new(),
+            there: BTreeMap::new(),
+            unknown: BTreeSet::new(),
+            qpn: 100,
+        })
+    }
+
+    /// A group of these hosts, the first of which sends.
+    fn request(topology: &Topology, name: &str, hosts: &[&str], qpn: u32) -> v1::CreateGroupRequest {
+        let member = |host: &&str| {
+            let known = topology.host(host)?;
+            Some(v1::NewMember {
+                host: (*host).into(),
+                connection: Some(v1::Connection {
+                    ip: known.ip?.to_string(),
+                    mac: MacAddr(known.mac?).to_string(),
+                    qpn,
+                    ..Default::default()
+                }),
+            })
+        };
+        v1::CreateGroupRequest {
+            name: name.into(),
+            source: hosts[0].into(),
+            members: hosts.iter().filter_map(member).collect(),
+            ..Default::default()
+        }
+    }
+
+    async fn go(&mut self, steps: u64) -> Result<(), String> {
+        for step in 0..steps {
+            self.step(step).await?;
+            self.log.check()?;
+        }
+        self.log.line(format_args!("no more faults"));
+        self.all_is_as_it_should_be().await
+    }
+
+    /// A client begins to create a group, or to destroy one.
+    fn call(&mut self, mut leader: Client, name: String) -> Call {
+        let (mut creates, mut random) = (None, self.random.clone());
+        let end = if !self.there.contains_key(&name) {
+            let mut hosts = ["h0", "h1", "h2", "h3"];
+            hosts.rotate_left(random.below(4) as usize);
+            let count = 2 + random.below(3) as usize;
+            self.qpn += 1;
+            creates = Some(self.qpn);
+            let request = Self::request(&self.topology, &name, &hosts[..count], self.qpn);
+            tokio::spawn(async move { leader.create_group(request).await.map(drop) })
+        } else {
+            let request = v1::DestroyGroupRequest {
+                group: name.clone(),
+                ..Default::default()
+            };
+            tokio::spawn(async move {
+                match leader.destroy_group(request).await?.into_inner().complete {
+                    true => Ok(()),
+                    false => Err(Status::unavailable("some switches still have it")),
+                }
+            })
+        };
+        self.random = random;
+        Call { name, creates, end }
+    }
+
+    async fn step(&mut self, step: u64) -> Result<(), String> {
+        let (leads, leader) = self.candidates.leader(None).await;
+        let mut calls: Vec<Call> = Vec::new();
+        for n in 0..1 + self.random.below(3) {
+            let victim = self.random.below(4) as usize;
+            let busy = |name: &&String| calls.iter().all(|call| call.name != **name);
+            let victim = self.there.keys().filter(busy).nth(victim).cloned();
+            let name = victim.unwrap_or_else(|| format!("g{step}.{n}"));
+            let call = self.call(leader.clone(), name);
+            let what = call.creates.map_or("destroy", |_| "create");
+            self.log.line(format_args!("c{leads}: {what} {}", call.name));
+            calls.push(call);
+        }
+        self.pass(30).await;
+        let (began, before) = (Instant::now(), self.messages()?);
+        let stopped = self.fail(leads).await;
+        self.pass(30).await;
+        if self.random.below(2) == 0 {
+            self.pass(FAULT_MS_MAX).await;
+        }
+        self.heal().await?;
+        for Call { name, creates, end } in calls {
+            let ended = timeout(PATIENCE, end).await;
+            let ended = ended.map_err(|_| format!("the call of {name} does not end"))?;
+            let done = ended.map_err(|e| e.to_string())?;
+            let said = done.as_ref().map_or_else(ToString::to_string, |()| "done".into());
+            self.log.line(format_args!("{name}: {said}"));
+            self.there.remove(&name);
+            match (done, creates) {
+                (Ok(()), Some(qpn)) => drop(self.there.insert(name, qpn)),
+                (Ok(()), None) => {
+                    let (_, mut leader) = self.candidates.leader(None).await;
+                    if found(&mut leader, &name).await.is_ok() {
+                        return Err(format!("S5: {name} was destroyed, and is there"));
+                    }
+                }
+                (Err(_), _) => drop(self.unknown.insert(name)),
+            }
+        }
+        // S10: running traffic outlives faults of control.
+        let flows = self.messages()? > before;
+        if !stopped && !flows && began.elapsed() > FLOWS_WITHIN {
+            return Err(format!("S10: {ALWAYS} has stood still for {:?}", began.elapsed()));
+        }
+        Ok(())
+    }
+
+    /// Messages of the group that always runs.
+    fn messages(&self) -> Result<u64, String> {
+        let frames = self.frames.lock();
+        self.always.lock().done(&frames)
+    }
+
+    /// Some time passes, less than so many milliseconds.
+    async fn pass(&mut self, milliseconds: u64) {
+        let passes = self.random.below(milliseconds);
+        sleep(Duration::from_millis(passes)).await;
+    }
+
+    /// Something fails, half of it at the controller that leads. Returns whether a switch stands still.
+    async fn fail(&mut self, leads: usize) -> bool {
+        let any = self.random.below(self.members as u64) as usize;
+        let names: Vec<String> = self.switches.keys().cloned().collect();
+        let switch = self.random.one(&names).clone();
+        let fault = self.random.below(15);
+        match fault {
+            0 | 1 => {
+                let all = self.candidates.addresses.len() as u64;
+                let n = if fault == 0 { leads } else { self.random.below(all) as usize };
+                self.log.line(format_args!("c{n} is killed and starts again"));
+                self.candidates.restart(n).await;
+            }
+            2 | 3 => {
+                let more = (fault == 3 && self.members > 1).then_some((any + 1) % self.members);
+                for n in std::iter::once(any).chain(more) {
+                    self.log.line(format_args!("e{n} is killed"));
+                    self.etcd.kill(n).await;
+                    self.killed.push(n);
+                }
+            }
+            4 => {
+                self.log.line(format_args!("the agent of {switch} is silent"));
+                self.switches.get_mut(&switch).into_iter().for_each(Switch::silence);
+                self.silent.push(switch);
+            }
+            5 => {
+                self.log.line(format_args!("{switch} stops"));
+                self.switches.get_mut(&switch).into_iter().for_each(Switch::stop);
+                self.stopped.push(switch);
+            }
+            6 => {}
+            7..12 => self.fail_network(leads),
+            12 => {
+                let delay = Duration::from_millis(self.random.below(1500));
+                self.log.line(format_args!("etcd takes {delay:?}"));
+                self.etcd.slow(delay);
+            }
+            13 => {
+                self.log.line(format_args!("etcd stands still"));
+                self.etcd.hold(true);
+            }
+            _ => {
+                self.log.line(format_args!("an answer of etcd is lost"));
+                self.etcd.lose_answer(self.random.below(4) as usize);
+            }
+        }
+        fault == 5
+    }
+
+    /// A fault between two nodes, or between one and all others.
+    fn fail_network(&mut self, leads: usize) {
+        let random = &mut self.random;
+        let nodes = self.candidates.net.nodes();
+        let (any, other) = (random.one(&nodes).clone(), random.one(&nodes).clone());
+        let node = if random.below(2) == 0 { format!("c{leads}") } else { any };
+        let ways = [[true, true], [true, false], [false, true]];
+        let fault = match random.below(4) {
+            3 => Fault::Cut,
+            way => Fault::Held(ways[way as usize]),
+        };
+        let other = Some(&*other).filter(|_| random.below(2) == 0);
+        let all = other.unwrap_or("all");
+        self.log.line(format_args!("{fault:?} between {node} and {all}"));
+        self.candidates.net.fail(&node, other, fault);
+    }
+
+    /// All faults end.
+    async fn heal(&mut self) -> Result<(), String> {
+        self.log.line(format_args!("the fault ends"));
+        self.candidates.net.heal();
+        self.etcd.slow(Duration::ZERO);
+        self.etcd.hold(false);
+        self.etcd.lose_none();
+        for n in self.killed.drain(..) {
+            self.etcd.restart(n).await;
+        }
+        for name in self.silent.drain(..) {
+            if let Some(switch) = self.switches.get_mut(&name) {
+                switch.serve().await;
+            }
+        }
+        for name in self.stopped.drain(..) {
+            if let Some(switch) = self.switches.get_mut(&name) {
+                switch.boot().await.map_err(|e| e.to_string())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// After the last fault: what was confirmed runs, and carries messages; what ends leaves nothing.
+    async fn all_is_as_it_should_be(&mut self) -> Result<(), String> {
+        self.a_leader_writes().await?;
+        let confirmed: Vec<(String, u32)> = std::mem::take(&mut self.there).into_iter().collect();
+        let mut addresses = BTreeSet::new();
+        for (name, qpn) in &confirmed {
+            let runs = timeout(PATIENCE, async {
+                loop {
+                    let (_, mut leader) = self.candidates.leader(None).await;
+                    if let Some(state) = running(&mut leader, name).await {
+                        return state;
+                    }
+                    sleep(LOOK).await;
+                }
+            });
+            let state = runs.await.map_err(|_| format!("{name} was confirmed, and does not run"))?;
+            if !addresses.insert(state.mcst_id.clone()) {
+                return Err(format!("{name}: another group has {} too", state.mcst_id));
+            }
+            self.carries(&state, *qpn).await?;
+        }
+        let before = self.messages()?;
+        sleep(FLOWS_WITHIN).await;
+        if self.messages()? == before {
+            return Err(format!("{ALWAYS} does not carry messages any more"));
+        }
+        let unknown = std::mem::take(&mut self.unknown);
+        let confirmed = confirmed.into_iter().map(|(name, _)| name);
+        for name in unknown.into_iter().chain(confirmed) {
+            self.ends(&name).await?;
+        }
+        // Of all groups one is left.
+        self.switches_have(|groups| groups.iter().all(|group| group.ends_with(ALWAYS)))
+            .await?;
+        self.log.check()?;
+        let messages = self.messages()?;
+        self.log.line(format_args!("{ALWAYS} has carried {messages} messages"));
+        self.ends(ALWAYS).await?;
+        self.switches_have(<[String]>::is_empty).await
+    }
+
+    /// Controllers that believe that they lead have lost the lead.
+    async fn a_leader_writes(&mut self) -> Result<(), String> {
+        let written = timeout(PATIENCE, async {
+            loop {
+                let (_, mut leader) = self.candidates.leader(None).await;
+                self.qpn += 1;
+                let name = format!("last{}", self.qpn);
+                let request = Self::request(&self.topology, &name, &["h1", "h3"], self.qpn);
+                let created = leader.create_group(request).await;
+                self.unknown.insert(name);
+                if created.is_ok() {
+                    return;
+                }
+                sleep(LOOK).await;
+            }
+        });
+        written.await.map_err(|_| "no controller writes".into())
+    }
+
+    /// A message of the source reaches all receivers.
+    async fn carries(&self, group: &v1::GroupState, qpn: u32) -> Result<(), String> {
+        let mut stream = Stream::open(&mut self.frames.lock(), group, qpn)?;
+        stream.go_on(&mut self.frames.lock())?;
+        let began = Instant::now();
+        while stream.done(&self.frames.lock())? == 0 {
+            if began.elapsed() > PATIENCE {
+                return Err(format!("{} runs, and carries no message", group.name));
+            }
+            sleep(LOOK).await;
+        }
+        stream.close(&mut self.frames.lock());
+        Ok(())
+    }
+
+    async fn ends(&self, name: &str) -> Result<(), String> {
+        let ends = timeout(PATIENCE, async {
+            loop {
+                let (_, mut leader) = self.candidates.leader(None).await;
+                let found = found(&mut leader, name).await;
+                if found.is_err_and(|status| status.code() == Code::NotFound) {
+                    return;
+                }
+                let request = v1::DestroyGroupRequest {
+                    group: name.into(),
+                    ..Default::default()
+                };
+                let _ = leader.destroy_group(request).await;
+                sleep(LOOK).await;
+            }
+        });
+        ends.await.map_err(|_| format!("{name} does not end"))
+    }
+
+    /// A call that was held may have installed a group after it was removed: until the next look at the switch.
+    async fn switches_have(&self, wanted: impl Fn(&[String]) -> bool) -> Result<(), String> {
+        for (name, switch) in &self.switches {
+            let began = Instant::now();
+            while !wanted(&switch.groups()) || switch.routes() > 0 {
+                if began.elapsed() > PATIENCE {
+                    let (groups, routes) = (switch.groups(), switch.routes());
+                    return Err(format!("{name} has {groups:?} and {routes} routes at the end"));
+                }
+                sleep(LOOK).await;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The group that always runs goes on, and agents hear of what engines see.
+async fn go_on(frames: Arc<Frames>, always: Arc<Mutex<Stream>>, switches: Vec<Service>, log: Log) {
+    loop {
+        sleep(PAUSE).await;
+        let gone_on = always.lock().go_on(&mut frames.lock());
+        if let Err(error) = gone_on {
+            log.violation(format_args!("{ALWAYS}: {error}"));
+            return;
+        }
+        switches.iter().for_each(Service::report);
+    }
+}
+
+async fn found(client: &mut Client, group: &str) -> Result<v1::GroupState, Status> {
+    let request = v1::GetGroupRequest { group: group.into() };
+    let found = client.get_group(request).await?.into_inner();
+    found.state.ok_or_else(|| Status::not_found("no multicast group"))
+}
+
+async fn running(client: &mut Client, group: &str) -> Option<v1::GroupState> {
+    let state = found(client, group).await.ok()?;
+    (state.phase() == GroupPhase::Active).then_some(state)
+}
