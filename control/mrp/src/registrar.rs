@@ -14,6 +14,8 @@ use crate::tree::{self, Plan, Records, Registration};
 const WITHDRAWN: Nanos = Nanos::from_secs(10);
 /// A repeated packet causes its own packets again after so long: one of a leader can cause hundreds. Leaders repeat more slowly.
 const REPEATED_AFTER: Nanos = Nanos::from_millis(50);
+/// Groups that are removed together when they have ended.
+const EXPIRED_TOGETHER: usize = 16;
 /// Groups of the leaders at a port that are installed or changed: so many at once, and then one every so often.
 const INSTALLS: Limit = Limit::new(256, Nanos::from_millis(50));
 
@@ -242,15 +244,17 @@ impl Registrar {
         self.groups.values().map(|group| group.expires).min()
     }
 
-    /// Removes what has not been repeated.
+    /// Removes some groups that have not been repeated: others may use the switch before the next are removed.
     pub fn handle_timeout(&mut self, now: Nanos, switch: &mut dyn Switch) {
-        self.groups.retain(|mcst_id, group| {
-            let expired = group.expires <= now;
-            if expired && group.installed {
-                switch.remove(group.leader, *mcst_id);
+        let expired = self.groups.iter().filter(|(_, group)| group.expires <= now);
+        let expired: Vec<McstId> = expired.map(|(id, _)| *id).take(EXPIRED_TOGETHER).collect();
+        for mcst_id in expired {
+            if let Some(group) = self.groups.remove(&mcst_id)
+                && group.installed
+            {
+                switch.remove(group.leader, mcst_id);
             }
-            !expired
-        });
+        }
     }
 
     /// The installed groups, with their leaders.

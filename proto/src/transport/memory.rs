@@ -58,13 +58,9 @@ impl Drop for Network {
     }
 }
 
-fn network() -> Option<Arc<Shared>> {
-    NETWORK.with_borrow(Clone::clone)
-}
-
 /// The next number, if there is a network that has a seed.
 pub(crate) fn draw() -> Option<u64> {
-    let network = network()?;
+    let network = network().ok()?;
     let mut drawn = network.drawn.lock();
     // An LCG with all of 2^64 as its period (Knuth), of which the high bits are the better ones.
     let next = (*drawn)?.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -72,27 +68,32 @@ pub(crate) fn draw() -> Option<u64> {
     Some(next ^ (next >> 32))
 }
 
-/// Connections to a name; `None`: this thread has no network.
+fn network() -> io::Result<Arc<Shared>> {
+    let none = || io::Error::new(io::ErrorKind::NotFound, "this thread has no network");
+    NETWORK.with_borrow(Clone::clone).ok_or_else(none)
+}
+
+/// Connections to a name.
 ///
 /// # Errors
-/// It is taken.
-pub fn listen(name: &Path) -> Option<io::Result<UnboundedReceiverStream<DuplexStream>>> {
+/// It is taken, or this thread has no network.
+pub fn listen(name: &Path) -> io::Result<UnboundedReceiverStream<DuplexStream>> {
     let network = network()?;
     let mut listeners = network.listeners.lock();
     if listeners.get(name).is_some_and(|listener| !listener.is_closed()) {
         let taken = io::Error::new(io::ErrorKind::AddrInUse, "another process serves this socket");
-        return Some(Err(taken));
+        return Err(taken);
     }
     let (to, from) = mpsc::unbounded_channel();
     listeners.insert(name.into(), to);
-    Some(Ok(UnboundedReceiverStream::new(from)))
+    Ok(UnboundedReceiverStream::new(from))
 }
 
-/// A connection to who listens at a name; `None`: this thread has no network.
+/// A connection to who listens at a name.
 ///
 /// # Errors
-/// Nobody listens there.
-pub fn connect(name: &Path) -> Option<io::Result<DuplexStream>> {
+/// Nobody listens there, or this thread has no network.
+pub fn connect(name: &Path) -> io::Result<DuplexStream> {
     let network = network()?;
     let (near, far) = tokio::io::duplex(BYTES);
     let listeners = network.listeners.lock();
@@ -100,7 +101,7 @@ pub fn connect(name: &Path) -> Option<io::Result<DuplexStream>> {
         .get(name)
         .is_some_and(|listener| listener.send(far).is_ok());
     let refused = || io::ErrorKind::ConnectionRefused.into();
-    Some(is_accepted.then_some(near).ok_or_else(refused))
+    is_accepted.then_some(near).ok_or_else(refused)
 }
 
 /// Whether this thread has a network.
@@ -121,8 +122,7 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, _: Uri) -> Self::Future {
-        let none = || Err(io::ErrorKind::NotFound.into());
-        std::future::ready(connect(&self.0).unwrap_or_else(none).map(TokioIo::new))
+        std::future::ready(connect(&self.0).map(TokioIo::new))
     }
 }
 
@@ -136,16 +136,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_name_is_one_listeners_and_free_after_it() {
         let name = Path::new("/run/s");
-        assert!(listen(name).is_none() && connect(name).is_none() && !is_here());
+        assert!(listen(name).is_err() && connect(name).is_err() && !is_here());
         let network = Network::join();
-        let refused = |name: &Path| connect(name).unwrap().unwrap_err().kind();
+        let refused = |name: &Path| connect(name).unwrap_err().kind();
         assert_eq!(refused(name), io::ErrorKind::ConnectionRefused);
-        let mut accepted = listen(name).unwrap().unwrap();
-        assert_eq!(
-            listen(name).unwrap().unwrap_err().kind(),
-            io::ErrorKind::AddrInUse
-        );
-        let mut near = connect(name).unwrap().unwrap();
+        let mut accepted = listen(name).unwrap();
+        assert_eq!(listen(name).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        let mut near = connect(name).unwrap();
         near.write_all(b"frame").await.unwrap();
         drop(near);
         let mut text = String::new();
@@ -154,11 +151,23 @@ mod tests {
         assert_eq!(text, "frame");
         drop(accepted);
         assert_eq!(refused(name), io::ErrorKind::ConnectionRefused);
-        assert!(listen(name).unwrap().is_ok());
+        assert!(listen(name).is_ok());
         let again = Network::join();
         drop(network);
         assert!(is_here());
         drop(again);
         assert!(!is_here());
+    }
+
+    #[test]
+    fn what_is_drawn_follows_from_the_seed_of_the_network() {
+        use crate::process::draw;
+        let [one, same, other] = [7, 7, 8].map(|seed| {
+            let network = Network::join();
+            network.draw_from(seed);
+            [draw(), draw()]
+        });
+        assert!(one == same && one != other && one[0] != one[1]);
+        assert_ne!([draw(), draw()], [draw(), draw()]);
     }
 }

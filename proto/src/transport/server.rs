@@ -206,10 +206,7 @@ async fn bind(address: &Address, security: &Security) -> Result<(Sockets, Addres
         }
         #[cfg(feature = "memory")]
         Address::Unix(path) if super::memory::is_here() => {
-            let not_here = || Err(io::ErrorKind::NotFound.into());
-            let sockets = super::memory::listen(path)
-                .unwrap_or_else(not_here)
-                .map_err(failed)?;
+            let sockets = super::memory::listen(path).map_err(failed)?;
             let peer = Peer {
                 address: "memory".into(),
                 names: None,

@@ -8,7 +8,7 @@ use castnet_controller::{Config, Controller};
 use castnet_proto::transport::{Address, Security, connect};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_client::ControllerClient;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tonic::transport::Channel;
 
 use crate::etcd::EtcdModel;
@@ -17,6 +17,8 @@ use crate::net::{Fault, Net};
 /// A client of a controller.
 pub type Client = ControllerClient<Channel>;
 
+/// One leads within this time.
+const PATIENCE: Duration = Duration::from_secs(120);
 /// Pause between looks at who leads.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -27,8 +29,12 @@ pub async fn client(address: &Address) -> Option<Client> {
 }
 
 /// The one of these that leads, other than `not`, and a client of it.
+///
+/// # Panics
+/// None does, for a long time.
 pub async fn leader(all: &[Address], not: Option<usize>) -> (usize, Client) {
-    loop {
+    let began = Instant::now();
+    while began.elapsed() < PATIENCE {
         for n in (0..all.len()).filter(|n| Some(*n) != not) {
             if let Some(mut client) = client(&all[n]).await
                 && client.find_leader(v1::FindLeaderRequest {}).await.is_ok()
@@ -38,6 +44,7 @@ pub async fn leader(all: &[Address], not: Option<usize>) -> (usize, Client) {
         }
         sleep(LOOK).await;
     }
+    panic!("nobody leads");
 }
 
 /// Controllers of this thread.
@@ -91,8 +98,8 @@ impl Candidates {
         let node = format!("c{n}");
         self.net.fail(&node, None, Fault::Cut);
         drop(self.all[n].take());
-        // All who were connected know it then.
-        sleep(Duration::from_millis(1)).await;
+        // All who were connected know it then, and what it does at its end has failed.
+        sleep(Duration::from_millis(100)).await;
         self.net.fail(&node, None, Fault::None);
     }
 

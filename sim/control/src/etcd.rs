@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
 use api::compare::{CompareTarget, TargetUnion};
@@ -37,6 +38,10 @@ const PREFIX: &str = "castnet";
 const OPS_MAX: usize = 128;
 /// Bytes of a transaction that writes.
 const REQUEST_BYTES_MAX: usize = 3 << 19;
+/// How long an election takes after a leader has died.
+const ELECTION: Duration = Duration::from_millis(1500);
+/// How long a call waits for a leader that does not say that it will not (`hasleader`).
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(7);
 /// The shortest time to live of a lease, in seconds: one and a half times an election.
 const TTL_MIN: i64 = 2;
 
@@ -212,6 +217,8 @@ struct State {
     lease: i64,
     /// The member that leads; `None`: there is no quorum.
     leader: Option<usize>,
+    /// There is no leader until then: an election.
+    elected: Option<Instant>,
     /// Time that calls take.
     delay: Duration,
     /// After so many transactions, one gets no answer.
@@ -246,13 +253,20 @@ impl State {
         let leader = same.or(running.first().copied());
         let leader = leader.filter(|_| running.len() * 2 > is_running.len());
         if leader != self.leader {
+            let is_first = self.elected.is_none();
+            let takes = if is_first { Duration::ZERO } else { ELECTION };
+            self.elected = Some(Instant::now() + takes);
             self.extend_leases();
         }
         self.leader = leader;
     }
 
+    fn has_leader(&self) -> bool {
+        self.leader.is_some() && self.elected.is_none_or(|at| at <= Instant::now())
+    }
+
     fn perform<T>(&mut self, act: impl FnOnce(&mut Self) -> Result<T, Status>) -> Result<T, Status> {
-        if self.leader.is_none() {
+        if !self.has_leader() {
             return Err(Status::unavailable("etcdserver: no leader"));
         }
         self.end_leases();
@@ -482,9 +496,11 @@ impl State {
         }
     }
 
+    /// From the end of an election on, if there is one.
     fn extend_leases(&mut self) {
+        let from = self.elected.map_or_else(Instant::now, |at| at.max(Instant::now()));
         for lease in self.leases.values_mut() {
-            lease.ends = Instant::now() + lease.ttl;
+            lease.ends = from + lease.ttl;
         }
     }
 }
@@ -496,9 +512,14 @@ struct Service(Arc<Shared>);
 impl Service {
     async fn perform<T: Send + 'static>(
         &self,
+        metadata: &MetadataMap,
         act: impl FnOnce(&mut State) -> Result<T, Status> + Send + 'static,
     ) -> Result<Response<T>, Status> {
         let shared = self.0.clone();
+        if !metadata.contains_key("hasleader") && !shared.state.lock().has_leader() {
+            sleep(REQUEST_TIMEOUT).await;
+            return Err(Status::unavailable("etcdserver: request timed out"));
+        }
         // It goes on if its client has gone.
         let performed = tokio::spawn(async move {
             let delay = shared.state.lock().delay;
@@ -519,8 +540,8 @@ impl Kv for Service {
         &self,
         request: Request<api::RangeRequest>,
     ) -> Result<Response<api::RangeResponse>, Status> {
-        let request = request.into_inner();
-        self.perform(move |state| {
+        let (metadata, _, request) = request.into_parts();
+        self.perform(&metadata, move |state| {
             state.check_range(&request)?;
             Ok(state.range(&request))
         })
@@ -528,8 +549,8 @@ impl Kv for Service {
     }
 
     async fn txn(&self, request: Request<api::TxnRequest>) -> Result<Response<api::TxnResponse>, Status> {
-        let request = request.into_inner();
-        self.perform(move |state| {
+        let (metadata, _, request) = request.into_parts();
+        self.perform(&metadata, move |state| {
             let answer = state.transaction(request)?;
             match state.answered {
                 Some(0) => {
@@ -552,16 +573,16 @@ impl Lease for Service {
         &self,
         request: Request<api::LeaseGrantRequest>,
     ) -> Result<Response<api::LeaseGrantResponse>, Status> {
-        let ttl = request.into_inner().ttl;
-        self.perform(move |state| Ok(state.grant(ttl))).await
+        let (metadata, _, request) = request.into_parts();
+        self.perform(&metadata, move |state| Ok(state.grant(request.ttl))).await
     }
 
     async fn lease_revoke(
         &self,
         request: Request<api::LeaseRevokeRequest>,
     ) -> Result<Response<api::LeaseRevokeResponse>, Status> {
-        let id = request.into_inner().id;
-        self.perform(move |state| state.revoke(id)).await
+        let (metadata, _, request) = request.into_parts();
+        self.perform(&metadata, move |state| state.revoke(request.id)).await
     }
 
     type LeaseKeepAliveStream = ReceiverStream<Result<api::LeaseKeepAliveResponse, Status>>;
@@ -570,11 +591,13 @@ impl Lease for Service {
         &self,
         request: Request<Streaming<api::LeaseKeepAliveRequest>>,
     ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
-        let (service, mut requests) = (self.clone(), request.into_inner());
+        let (metadata, _, mut requests) = request.into_parts();
+        let service = self.clone();
         let (to, from) = mpsc::channel(1);
         tokio::spawn(async move {
             while let Ok(Some(request)) = requests.message().await {
-                let renewed = service.perform(move |state| Ok(state.renew(request.id))).await;
+                let renewed = service.perform(&metadata, move |state| Ok(state.renew(request.id)));
+                let renewed = renewed.await;
                 let goes_on = renewed.is_ok();
                 if to.send(renewed.map(Response::into_inner)).await.is_err() || !goes_on {
                     return;

@@ -7,7 +7,7 @@ use castnet_mrp::Limits;
 use crossbeam::channel::RecvTimeoutError;
 
 use crate::Shared;
-use crate::state::mrp::{FabricPort, Registrations};
+use crate::state::mrp::{FabricPort, Registrations, received};
 
 /// How often the thread checks whether agent and dataplane still exist.
 const LOOK: Duration = Duration::from_millis(100);
@@ -29,12 +29,18 @@ pub(crate) fn start(shared: &Arc<Shared>, limits: Limits, fabric: Vec<FabricPort
                 packet => packet.ok(),
             };
             let dataplane = &shared.dataplane;
-            let dropped = shared.handle(|core, pipeline| {
-                registrations.handle(dataplane.now(), packet.as_ref(), core, pipeline)
-            });
-            if let (Some(packet), Some(reason)) = (packet, dropped) {
-                // A dataplane that has stopped counts nothing.
-                let _ = dataplane.count_drop(packet.port, reason);
+            while registrations.poll_timeout().is_some_and(|due| due <= dataplane.now()) {
+                shared.handle(|core, pipeline| registrations.handle_timeout(dataplane.now(), core, pipeline));
+            }
+            if let Some(packet) = packet {
+                let handled = received(&packet).and_then(|received| {
+                    shared
+                        .handle(|core, pipeline| registrations.handle(dataplane.now(), received, core, pipeline))
+                });
+                if let Err(reason) = handled {
+                    // A dataplane that has stopped counts nothing.
+                    let _ = dataplane.count_drop(packet.port, reason);
+                }
             }
             let frames = registrations.poll_transmit();
             if !frames.is_empty()

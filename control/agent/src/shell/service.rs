@@ -137,7 +137,7 @@ impl v1::agent_server::Agent for Service {
         who.concerns(rule.name.clone());
         let (generation, boot_id) = (rule.generation, self.shared.boot_id);
         let answer =
-            self.decide(move |core, pipeline| core.install_group(pipeline, caller.as_ref(), &owner, rule));
+            self.decide(move |core, pipeline| core.install_group(pipeline, caller.as_ref(), &owner, &rule));
         Ok(answer.await?.map(|outcome| v1::InstallGroupResponse {
             outcome: outcome as i32,
             generation,

@@ -4,12 +4,12 @@ use std::convert::identity;
 
 use castnet_proto::convert::{Invalid, of_one_route, refuse, rule_faults};
 use castnet_proto::term::term_is_over;
-use castnet_rules::{Fault, GroupRule};
+use castnet_rules::Fault;
 use castnet_worker::engine::InstallError as Refused;
 use castnet_worker::{InstallError, MoveError, RouteError, Stopped, TapError};
 use tonic::{Code, Status};
 
-use crate::state::refusal::Refusal;
+use crate::state::refusal::{Fields, Refusal};
 
 impl From<Refusal> for Status {
     fn from(refusal: Refusal) -> Self {
@@ -17,7 +17,7 @@ impl From<Refusal> for Status {
         let (code, field) = match refusal {
             Refusal::Invalid(invalid) => return invalid.into(),
             Refusal::TermOver(_) => return term_is_over(text),
-            Refusal::Install(rule, error) => return install_refused(&rule, &error),
+            Refusal::Install(fields, error) => return install_refused(fields, &error),
             Refusal::Routes(error) => return route_refused(error, identity),
             Refusal::Route(error) => return route_refused(error, of_one_route),
             Refusal::Stopped(error) => return stopped(error),
@@ -37,8 +37,7 @@ pub(crate) fn stopped(stopped: Stopped) -> Status {
     Status::unavailable(stopped.to_string())
 }
 
-fn install_refused(rule: &GroupRule, error: &InstallError) -> Status {
-    let kind = rule.kind.name();
+fn install_refused(Fields { kind, has_slots, hop }: Fields, error: &InstallError) -> Status {
     // Faults of the checker, with the real ports and groups of the switch.
     let faults = |faults: &[Fault], code| match Invalid::all(rule_faults("rule", kind, faults)) {
         Some(invalid) => invalid.refuse(code),
@@ -51,17 +50,13 @@ fn install_refused(rule: &GroupRule, error: &InstallError) -> Status {
                 (Code::InvalidArgument, format!("rule.endpoints[{endpoint}].port"))
             }
             Refused::NoMac { endpoint, .. } => {
-                let host = rule.endpoints.get(*endpoint).and_then(|e| e.next_hop.host());
-                let hop = host.map_or("switch", |_| "host");
                 let field = format!("rule.endpoints[{endpoint}].{hop}.mac");
                 (Code::FailedPrecondition, field)
             }
             Refused::MtuTooSmall { .. } => (Code::InvalidArgument, "rule.pmtu".into()),
             Refused::OwnAddress { .. } => (Code::InvalidArgument, "rule.mcst_id".into()),
             // Fewer slots need less memory.
-            Refused::NoMemory { .. } if rule.translated().is_some() => {
-                (Code::ResourceExhausted, format!("rule.{kind}.slots"))
-            }
+            Refused::NoMemory { .. } if has_slots => (Code::ResourceExhausted, format!("rule.{kind}.slots")),
             Refused::GroupsFull { .. } | Refused::NoMemory { .. } | Refused::NextHopsFull => {
                 (Code::ResourceExhausted, "rule".into())
             }

@@ -53,16 +53,19 @@ impl Core {
         let (guards, terms) = (&mut self.guards, &self.terms);
         // Those of owners that are forgotten end: nobody could take them back.
         guards.retain(|owner, _| owner.is_empty() || terms.knows(owner));
+        let is_full = !guards.contains_key(&owner) && guards.len() >= GUARDS_MAX;
         if guard == SourceGuardParts::default() {
             guards.remove(&owner);
-        } else if guards.contains_key(&owner) || guards.len() < GUARDS_MAX {
+        } else if !is_full {
             guards.insert(owner, guard);
-        } else {
-            return Err(Refusal::GuardsFull);
         }
         let all = guards.values().cloned();
         let all = all.map(|SourceGuardParts { hosts, prefixes }| SourceGuard::new(hosts, prefixes));
-        Ok(pipeline.set_source_guards(all.collect())?)
+        pipeline.set_source_guards(all.collect())?;
+        match is_full {
+            true => Err(Refusal::GuardsFull),
+            false => Ok(()),
+        }
     }
 
     /// The ports where controllers have hosts by their topology files.

@@ -9,7 +9,7 @@ use castnet_worker::{Installed, Stopped};
 
 use crate::state::core::Core;
 use crate::state::pipeline::{Installer, Pipeline};
-use crate::state::refusal::{NOBODY, Refusal};
+use crate::state::refusal::{Fields, NOBODY, Refusal};
 
 impl Core {
     /// Installs a group for `owner`.
@@ -18,10 +18,11 @@ impl Core {
         pipeline: &mut dyn Pipeline,
         caller: Option<&ControllerTerm>,
         owner: &str,
-        rule: GroupRule,
+        rule: &GroupRule,
     ) -> Result<InstallOutcome, Refusal> {
-        let mut results = self.install_groups(pipeline, caller, owner, vec![Ok(rule)], false)?;
-        results.pop().unwrap_or(Err(Stopped.into()))
+        let mut installed = Err(Stopped.into());
+        self.install_each(pipeline, caller, owner, &mut |install| installed = install(rule))?;
+        installed
     }
 
     /// Installs groups for `owner` in this order, also after one that is refused unless `stop_at_refusal`. All are published together.
@@ -33,16 +34,11 @@ impl Core {
         rules: Vec<Result<GroupRule, Refusal>>,
         stop_at_refusal: bool,
     ) -> Result<Vec<Result<InstallOutcome, Refusal>>, Refusal> {
-        self.check(caller)?;
-        if let Some(term) = caller.filter(|term| term.owner != owner) {
-            let (caller, owner) = (term.owner.clone(), owner.to_owned());
-            return Err(Refusal::ForOthers { caller, owner });
-        }
-        let (groups, mut results) = (&mut self.groups, Vec::with_capacity(rules.len()));
+        let mut results = Vec::with_capacity(rules.len());
         let mut rules = rules.into_iter();
-        pipeline.install_together(&mut |installer| {
+        self.install_each(pipeline, caller, owner, &mut |install| {
             for rule in rules.by_ref() {
-                let result = rule.and_then(|rule| install(installer, groups, &rule, owner));
+                let result = rule.and_then(|rule| install(&rule));
                 let ends = stop_at_refusal && result.is_err();
                 results.push(result);
                 if ends {
@@ -51,6 +47,26 @@ impl Core {
             }
         })?;
         Ok(results)
+    }
+
+    /// Lets `all` install groups for `owner`.
+    fn install_each(
+        &mut self,
+        pipeline: &mut dyn Pipeline,
+        caller: Option<&ControllerTerm>,
+        owner: &str,
+        all: &mut dyn FnMut(&mut dyn FnMut(&GroupRule) -> Result<InstallOutcome, Refusal>),
+    ) -> Result<(), Refusal> {
+        self.check(caller)?;
+        if let Some(term) = caller.filter(|term| term.owner != owner) {
+            let (caller, owner) = (term.owner.clone(), owner.to_owned());
+            return Err(Refusal::ForOthers { caller, owner });
+        }
+        let groups = &mut self.groups;
+        let done = pipeline.install_together(&mut |installer| {
+            all(&mut |rule| install(installer, groups, rule, owner));
+        });
+        Ok(done?)
     }
 
     /// Removes a group if it has this owner and generation; false if there was none. Without an owner a controller removes its own groups
@@ -105,7 +121,7 @@ fn install(
         }
     }
     let installed = installer.install(rule);
-    let installed = installed.map_err(|error| Refusal::Install(Box::new(rule.clone()), error))?;
+    let installed = installed.map_err(|error| Refusal::Install(Fields::of(rule, &error), error))?;
     owners.insert(ip, owner.into());
     Ok(match installed {
         Installed::New { .. } => InstallOutcome::Installed,

@@ -30,6 +30,23 @@ pub struct FabricPort {
     pub mac: Option<MacAddr>,
 }
 
+/// Reads a packet.
+///
+/// # Errors
+/// [`DropReason::Malformed`].
+pub fn received(RegistrationFrame { port, frame }: &RegistrationFrame) -> Result<Received, DropReason> {
+    let parsed = Datagram::parse(frame).and_then(|datagram| {
+        Ok(Received {
+            port: *port,
+            mac: datagram.macs.1,
+            from: datagram.from.0,
+            mcst_id: McstId(datagram.to.0),
+            packet: MrpPacket::parse(datagram.payload)?,
+        })
+    });
+    parsed.map_err(|_| DropReason::Malformed)
+}
+
 /// The registrations at a switch.
 #[derive(Debug)]
 pub struct Registrations {
@@ -55,15 +72,24 @@ impl Registrations {
         }
     }
 
-    /// Removes the groups of registrations that have ended, and handles a packet, if there is one. Returns why it is dropped, if it is.
-    pub fn handle(
-        &mut self,
+    /// When registrations end, unless they are repeated.
+    pub fn poll_timeout(&self) -> Option<Nanos> {
+        self.registrar.poll_timeout()
+    }
+
+    /// Removes the groups of some registrations that have ended.
+    pub fn handle_timeout(&mut self, now: Nanos, core: &mut Core, pipeline: &mut dyn Pipeline) {
+        let (registrar, mut around) = self.around(now, core, pipeline);
+        registrar.handle_timeout(now, &mut around);
+    }
+
+    fn around<'a>(
+        &'a mut self,
         now: Nanos,
-        packet: Option<&RegistrationFrame>,
-        core: &mut Core,
-        pipeline: &mut dyn Pipeline,
-    ) -> Option<DropReason> {
-        let mut around = Around {
+        core: &'a mut Core,
+        pipeline: &'a mut dyn Pipeline,
+    ) -> (&'a mut Registrar, Around<'a>) {
+        let around = Around {
             now,
             core,
             pipeline,
@@ -72,30 +98,31 @@ impl Registrations {
             tables: &mut self.tables,
             frames: &mut self.frames,
         };
-        if self.registrar.poll_timeout().is_some_and(|due| due <= now) {
-            self.registrar.handle_timeout(now, &mut around);
-        }
-        let RegistrationFrame { port, frame } = packet?;
-        let parsed = Datagram::parse(frame).and_then(|datagram| {
-            Ok(Received {
-                port: *port,
-                mac: datagram.macs.1,
-                from: datagram.from.0,
-                mcst_id: McstId(datagram.to.0),
-                packet: MrpPacket::parse(datagram.payload)?,
-            })
-        });
-        let Ok(received) = parsed else {
-            return Some(DropReason::Malformed);
+        (&mut self.registrar, around)
+    }
+
+    /// Handles a packet, or says why it is dropped.
+    ///
+    /// # Errors
+    /// [`DropReason::RegistrationRefused`].
+    pub fn handle(
+        &mut self,
+        now: Nanos,
+        received: Received,
+        core: &mut Core,
+        pipeline: &mut dyn Pipeline,
+    ) -> Result<(), DropReason> {
+        let (mcst_id, leader, port) = (received.mcst_id, received.from, received.port);
+        let (registrar, mut around) = self.around(now, core, pipeline);
+        let Err(dropped) = registrar.handle(now, received, &mut around) else {
+            return Ok(());
         };
-        let (mcst_id, leader) = (received.mcst_id, received.from);
-        let dropped = self.registrar.handle(now, received, &mut around).err()?;
         if matches!(dropped, Dropped::Refused(_) | Dropped::TooOften { .. })
-            && self.logged.entry(*port).or_insert(LOGGED).allows(now)
+            && self.logged.entry(port).or_insert(LOGGED).allows(now)
         {
             tracing::info!(%mcst_id, %leader, %port, %dropped, "registration");
         }
-        Some(DropReason::RegistrationRefused)
+        Err(DropReason::RegistrationRefused)
     }
 
     /// The frames to be sent, each by its port.
@@ -252,9 +279,7 @@ impl Switch for Around<'_> {
     }
 
     fn install(&mut self, leader: Ipv4Addr, rule: &GroupRule) -> Result<(), MrpRefusal> {
-        let installed = self
-            .core
-            .install_group(self.pipeline, None, &owner(leader), rule.clone());
+        let installed = self.core.install_group(self.pipeline, None, &owner(leader), rule);
         let Err(refusal) = installed else {
             return Ok(());
         };

@@ -3,6 +3,7 @@
 use castnet_proto::convert::Invalid;
 use castnet_rules::{GroupRule, Ipv4Net};
 use castnet_wire::McstId;
+use castnet_worker::engine::InstallError as RefusedBy;
 use castnet_worker::{InstallError, RouteError, Stopped};
 
 use crate::state::core::GUARDS_MAX;
@@ -29,9 +30,9 @@ pub enum Refusal {
     AddressTaken { ip: McstId, name: String, of: String },
     #[error("group {name:?} runs another rule under generation {generation}: give a newer one")]
     OtherRule { name: String, generation: u64 },
-    /// The switch refuses this rule.
+    /// The switch refuses the rule.
     #[error("{1}")]
-    Install(Box<GroupRule>, InstallError),
+    Install(Fields, InstallError),
     #[error(
         "the route to {prefix} is of {owner} (if it does not return: castnet group purge --owner {owner})"
     )]
@@ -46,6 +47,31 @@ pub enum Refusal {
     GuardsFull,
     #[error(transparent)]
     Stopped(#[from] Stopped),
+}
+
+/// What of a rule the names of its fields need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fields {
+    /// Name of the kind.
+    pub(crate) kind: &'static str,
+    /// It has slots.
+    pub(crate) has_slots: bool,
+    /// What the endpoint that is wrong leads to.
+    pub(crate) hop: &'static str,
+}
+
+impl Fields {
+    pub(crate) fn of(rule: &GroupRule, error: &InstallError) -> Self {
+        let wrong = match error {
+            InstallError::Refused(RefusedBy::NoMac { endpoint, .. }) => rule.endpoints.get(*endpoint),
+            _ => None,
+        };
+        Self {
+            kind: rule.kind.name(),
+            has_slots: rule.translated().is_some(),
+            hop: wrong.and_then(|e| e.next_hop.host()).map_or("switch", |_| "host"),
+        }
+    }
 }
 
 fn who(owner: &str) -> String {

@@ -121,7 +121,7 @@ fn term(owner: &str) -> ControllerTerm {
 fn two_groups() -> (Core, Switch) {
     let (mut core, mut switch) = (Core::default(), Switch::default());
     for (n, caller, owner) in [(1, Some(&term("us")), "us"), (2, None, "")] {
-        let installed = core.install_group(&mut switch, caller, owner, numbered(n));
+        let installed = core.install_group(&mut switch, caller, owner, &numbered(n));
         assert_eq!(installed, Ok(InstallOutcome::Installed));
     }
     (core, switch)

@@ -149,7 +149,6 @@ impl Core {
             };
             let free = left(said.memory_bytes_max, used.memory);
             let share = self.share_left(record, switch, said.memory_bytes_max);
-            let share = share.filter(|_| said.memory_bytes_max > 0);
             room = Room {
                 memory_free: share.map_or(free, |share| share.min(free)) / lanes,
                 groups_free: left(said.groups_max, used.groups) / lanes,
@@ -375,15 +374,18 @@ fn lacking(core: &Core, record: &Record, shortages: &[Shortage]) -> String {
     let none = Detours::default();
     let detours = core.groups.get(&record.name).map_or(&none, |e| &e.detours);
     let mut reason = detours.explain(shortages, record.lanes());
-    let has_share = record.tenant.is_empty() && core.config.is_host(&record.owner);
-    if has_share
-        && shortages
-            .iter()
-            .any(|short| matches!(short.lack, Lack::Memory { .. }))
-    {
+    // Less than what the switch has left.
+    let is_of_share = |short: &Shortage| {
+        let said = core.capabilities.get(&short.switch);
+        let max = said.map_or(0, |(said, _)| said.memory_bytes_max);
+        let used = core.used(&short.switch, Some(&record.name)).memory;
+        let share = core.share_left(record, &short.switch, max);
+        matches!(short.lack, Lack::Memory { .. }) && share.is_some_and(|share| share < max.saturating_sub(used))
+    };
+    if shortages.iter().any(is_of_share) {
         let (host, percent) = (&record.owner, core.config.host_memory);
         reason += &format!(
-            "; host {host} has no tenant: its groups have {percent} % of each switch at most (host_memory)"
+            "; the groups of host {host} have {percent} % of each switch at most: an operator gives it a tenant, or more host_memory"
         );
     }
     reason

@@ -127,6 +127,13 @@ impl Config {
         matches!(self.listen, Address::Tcp { tls: true, .. }) && !is_operator
     }
 
+    /// Whether a group is a job that a host without a tenant has made by a call: it has a share of the memory of switches.
+    pub(crate) fn has_share(&self, record: &Record) -> bool {
+        let by_call = record.collective().is_some_and(|group| group.by_call);
+        let has = |tenant: &Tenant| tenant.name == record.tenant || tenant.has(&record.owner);
+        by_call && self.is_host(&record.owner) && !self.tenants.iter().any(has)
+    }
+
     /// Sets the tenant of a new group, and its rate limit if it has none and the tenant has a default.
     pub(crate) fn assign_tenant(&self, record: &mut Record) {
         record.tenant = self.tenant_of(record);
@@ -140,10 +147,12 @@ impl Core {
     /// Bytes that groups of the owner of this one may still have at a switch with so much memory. `None`: as many as there are. Other than quotas of
     /// groups it is known when the group is planned: the planner gives it fewer slots, or another place.
     pub(crate) fn share_left(&self, record: &Record, switch: &str, memory_max: u64) -> Option<u64> {
-        if !record.tenant.is_empty() || !self.config.is_host(&record.owner) {
+        // 0: not reported.
+        if memory_max == 0 || !self.config.has_share(record) {
             return None;
         }
-        let share = memory_max / 100 * self.config.host_memory;
+        let share = u128::from(memory_max) * u128::from(self.config.host_memory) / 100;
+        let share = u64::try_from(share).unwrap_or(u64::MAX);
         let own = self.groups.memory_of(&record.owner, switch, &record.name);
         Some(share.saturating_sub(own))
     }

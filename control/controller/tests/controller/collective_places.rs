@@ -160,6 +160,9 @@ async fn a_link_that_comes_back_fails_nothing() {
     set_link(lab.switch("spine0"), 1, true);
     set_link(lab.switch("leaf0"), 1, true);
     becomes(&client, "job", |g| reason(g).is_empty()).await;
+    tokio::time::sleep(2 * lab.config.timeouts.link).await;
+    let group = shown(&client, "job").await.unwrap();
+    assert_eq!(group.state.unwrap().phase(), Active);
     assert_eq!(lab.placed(), ["leaf0 job.1", "leaf1 job.1", "spine0 job.1"]);
 }
 

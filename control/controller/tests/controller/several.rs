@@ -4,14 +4,19 @@ use castnet_proto::term::leader_of;
 use castnet_proto::transport::{Controllers, Security, controller};
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::Active;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
 use tonic::Code;
 
 use castnet_sim_control::controllers::{Candidates, client};
 use crate::common::etcd::Etcd;
 use castnet_sim_control::etcd::EtcdModel;
 use castnet_sim_control::net::Fault;
-use crate::common::{Lab, destruction, moment, reaches, start};
+use crate::common::{Lab, PATIENCE, destruction, moment, reaches, start};
 use crate::failover::exists;
+
+/// Longer than anything is on the way, and than a lease.
+const LATE: Duration = Duration::from_secs(10);
 
 /// A group that was being created becomes active, one that was active is not touched; nothing stays of those destroyed.
 #[tokio::test(start_paused = true)]
@@ -122,12 +127,19 @@ async fn a_leader_that_was_cut_off_changes_nothing() {
         matches!(refused.code(), Code::Unavailable | Code::Internal),
         "{refused}"
     );
-    while let Err(refused) = old.find_leader(v1::FindLeaderRequest {}).await {
-        if leader_of(&refused).is_some() {
-            break;
+    let other = &candidates.addresses[1 - first];
+    let knows = async {
+        loop {
+            let said = old.find_leader(v1::FindLeaderRequest {}).await;
+            if said.is_err_and(|refused| leader_of(&refused).as_ref() == Some(other)) {
+                return;
+            }
+            moment().await;
         }
-        moment().await;
-    }
+    };
+    timeout(PATIENCE, knows).await.unwrap();
+    // All that is late has arrived.
+    sleep(LATE).await;
     assert!(!exists(&mut new, "x").await && !exists(&mut new, "late").await);
     new.create_group(lab.given("h", &["h1", "h3"], 18)).await.unwrap();
     assert_eq!(
@@ -156,6 +168,7 @@ async fn what_arrives_late_changes_nothing() {
         .unwrap();
     candidates.net.heal();
     late.await.unwrap().unwrap_err();
+    sleep(LATE).await;
     assert!(!exists(&mut new, "late").await && exists(&mut new, "new").await);
     for name in ["leaf0", "leaf1", "spine0"] {
         let changes = lab.switch(name).changes();
@@ -180,6 +193,8 @@ async fn without_a_quorum_reads_go_on_and_writes_are_refused() {
     }
     etcd.kill(0).await;
     etcd.kill(1).await;
+    // Longer than the lease.
+    sleep(LATE).await;
     let request = lab.given("x", &["h1", "h3"], 18);
     let refused = leader.create_group(request).await.unwrap_err();
     assert!(

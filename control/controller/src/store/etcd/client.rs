@@ -67,7 +67,12 @@ impl Client {
             let member = &self.members[attempt % self.members.len()];
             match timeout(self.within, connect(member, &self.security)).await {
                 Ok(Ok(channel)) => {
-                    *self.present.lock() = (attempt + 1, Some(channel.clone()));
+                    // Unless others have gone on meanwhile.
+                    let mut present = self.present.lock();
+                    if present.0 <= attempt {
+                        *present = (attempt + 1, Some(channel.clone()));
+                    }
+                    drop(present);
                     return Ok((attempt + 1, InterceptedService::new(channel, RequireLeader)));
                 }
                 Ok(Err(failed)) if failed.is_transient() => error = Status::unavailable(failed.to_string()),

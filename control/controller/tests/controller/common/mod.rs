@@ -648,9 +648,10 @@ fn config(folder: &Path, switches: Vec<SwitchConfig>, topology: &Topology) -> Co
     let mut config = Config::new(switches);
     config.topology = Some(topology.clone());
     config.store = Some(folder.join("controller.redb"));
-    config.timeouts.switch = PATIENCE;
-    config.timeouts.host = PATIENCE;
-    config.timeouts.reconcile = Duration::from_secs(60);
+    // They do not save a test in which something was missed.
+    config.timeouts.switch = 5 * PATIENCE;
+    config.timeouts.host = 5 * PATIENCE;
+    config.timeouts.reconcile = 30 * PATIENCE;
     config.timeouts.backoff = (Duration::from_millis(5), Duration::from_millis(20));
     config
 }
@@ -759,6 +760,8 @@ pub(crate) async fn reaches(client: &Client, name: &str, phase: v1::GroupPhase) 
             .unwrap()
             .into_inner();
         if group.state.as_ref().unwrap().phase() == phase {
+            // What follows at once is done, too.
+            moment().await;
             return group;
         }
         let changed = |event: &v1::controller_event::Event| {

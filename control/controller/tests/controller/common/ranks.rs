@@ -4,7 +4,7 @@ use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase;
 use tonic::Streaming;
 
-use super::{Client, Events, Lab, next};
+use super::{Client, Events, Lab, moment, next};
 
 /// A rank and the stream that is its lease.
 pub(crate) struct Rank {
@@ -118,6 +118,8 @@ pub(crate) async fn becomes(
     let mut events = Events::of(client).await;
     loop {
         if let Some(group) = shown(client, name).await.filter(&wanted) {
+            // What follows at once is done, too.
+            moment().await;
             return group;
         }
         let changed = |event: &v1::controller_event::Event| {
