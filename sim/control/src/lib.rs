@@ -11,6 +11,7 @@ pub mod etcd;
 mod frames;
 mod log;
 pub mod net;
+mod panics;
 pub mod random;
 mod scenario;
 mod switch;

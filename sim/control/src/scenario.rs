@@ -22,6 +22,7 @@ use crate::etcd::{EtcdModel, History};
 use crate::frames::{Frames, Stream};
 use crate::log::Log;
 use crate::net::Fault;
+use crate::panics;
 use crate::random::Random;
 use crate::switch::{Service, Switch};
 
@@ -70,7 +71,7 @@ impl Scenario {
                 ..Outcome::default()
             };
         };
-        runtime.block_on(async {
+        let run = async {
             let network = memory::Network::join();
             network.draw_from(self.seed);
             let log = Log::new();
@@ -82,7 +83,11 @@ impl Scenario {
                 violation: log.check().and(end).err(),
                 log: log.lines(),
             }
-        })
+        };
+        let (outcome, panics) = panics::caught(|| runtime.block_on(run));
+        let mut outcome = outcome.unwrap_or_default();
+        outcome.violation = outcome.violation.or(panics);
+        outcome
     }
 }
 
