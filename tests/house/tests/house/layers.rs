@@ -1,6 +1,6 @@
 //! Who may depend on whom, read from `cargo metadata`. The table is the one in ARCHITECTURE.md; a crate may use what it
 //! names and whatever those may use in turn. Tests and benches (dev-dependencies) are held to the same table, but for
-//! the crates under `tests/` and `benches/`, which may use everything, and `wrap-up`, which all tests may use.
+//! the crates under `tests/` and `benches/`, which may use everything, and `wrap-up` and `sim-control`, which all tests may use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,6 +42,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("local", &["runner"]),
     ("traffic", &["port", "rules"]),
     ("sim", &["comm", "engine", "endpoint", "pfc", "planner"]),
+    ("sim-control", &["agent", "controller", "sim"]),
     ("softroce", &[]),
     ("wrap-up", &[]),
 ];
@@ -60,7 +61,7 @@ const MAY_USE_ALL: &[&str] = &[
 ];
 
 /// Crates that all tests may use.
-const FOR_TESTS: &[&str] = &["house", "wrap-up"];
+const FOR_TESTS: &[&str] = &["house", "sim-control", "wrap-up"];
 
 /// Crates that do no I/O and know no clock: none of these may appear among their dependencies.
 const PURE: &[&str] = &[
@@ -104,6 +105,7 @@ const ASYNC: &[&str] = &[
     "bench",
     "demo",
     "commands",
+    "sim-control",
 ];
 
 fn ours() -> Vec<Package> {
