@@ -311,9 +311,6 @@ impl Shared {
             Effect::Staged => self.staged.notify_one(),
             Effect::Plan(planning) => self.spawn(tasks::plan(shared, planning)),
             Effect::Sync(asked) => self.spawn(tasks::sync(shared, asked)),
-            Effect::Update { group, leaves_first } => {
-                self.spawn(tasks::update(shared, group, leaves_first));
-            }
             Effect::Refine(group) => self.spawn(tasks::refine_soon(shared, group)),
             Effect::Look(switch) => {
                 if let Some(link) = self.links.get(&switch) {

@@ -12,9 +12,7 @@ use super::link::{CHANGES_TOGETHER, SwitchError};
 use super::shared::Shared;
 use crate::config::Checkpoint;
 use crate::state::effect::{Asked, Planning};
-use crate::state::record::Record;
-use crate::state::table::Entry;
-use crate::state::{broken_links, driver, multicast_routes};
+use crate::state::{broken_links, multicast_routes};
 
 /// Pause before a group is looked at whose rules are on their way to its switches.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -142,8 +140,8 @@ pub(crate) async fn sync(shared: Arc<Shared>, asked: Asked) {
     } = asked;
     shared.config.checkpoints.pass(after).await;
     let done = sync_group(&shared, &switch, &group).await;
-    let is_passed = done.is_ok() || matches!(then, Checkpoint::Removed(_));
-    shared.config.checkpoints.pass(is_passed.then_some(then)).await;
+    let is_passed = done.is_ok() || matches!(then, Some(Checkpoint::Removed(_)));
+    shared.config.checkpoints.pass(then.filter(|_| is_passed)).await;
     let done = done.map_err(|error| error.declined(&switch));
     shared.lock().handle_synced(&group, number, done);
 }
@@ -152,43 +150,5 @@ async fn sync_group(shared: &Arc<Shared>, switch: &str, group: &str) -> Result<(
     match shared.links.get(switch) {
         Some(link) => link.sync(shared, group).await,
         None => Err(SwitchError::Unreachable("no agent is configured for it".into())),
-    }
-}
-
-/// Brings the changed rules of a running group to its switches: the top one first, or the leaves, so that all below a switch
-/// are ready for what it sends them. A switch that cannot be reached gets them when it is reconciled; nobody joins then.
-pub(crate) async fn update(shared: Arc<Shared>, name: String, leaves_first: bool) {
-    if shared.durable().await.is_err() {
-        return;
-    }
-    let (generation, switches) = {
-        let core = shared.lock();
-        let Some(record) = core.groups.get(&name).map(Entry::record) else {
-            return;
-        };
-        let mut switches: Vec<String> = driver::top_down(record).into_iter().cloned().collect();
-        if leaves_first {
-            // What is to be removed comes last in either order.
-            let tree = record.plan.as_ref().map_or(0, |plan| plan.tree.len());
-            switches[..tree].reverse();
-        }
-        (record.generation, switches)
-    };
-    for switch in switches {
-        let done = sync_group(&shared, &switch, &name).await;
-        let mut core = shared.lock();
-        let runs = |r: &Record| r.generation == generation && r.phase.has_run();
-        if !core.groups.get(&name).is_some_and(|e| runs(e.record())) {
-            return;
-        }
-        match done {
-            Ok(()) => core.has_its_part(&switch, &name),
-            Err(error) => {
-                let reason = error.failure(&switch).reason;
-                core.unsettled(&switch, &name, &reason);
-                core.give_up_all_joining(&name, &format!("switch {switch} {reason}"));
-            }
-        }
-        core.recover(&name);
     }
 }

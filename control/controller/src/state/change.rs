@@ -223,6 +223,7 @@ impl Core {
             self.effects
                 .extend(events.map(|event| Effect::Publish(Box::new(event))));
             self.go_on_after(batch.number, true);
+            self.update_after(batch.number, true);
             return vec![batch.number];
         }
         let mut rest = self.take_back(&mut batch);
@@ -238,7 +239,10 @@ impl Core {
             }
         }
         let ended = vec![batch.number, rest.number];
-        ended.iter().for_each(|batch| self.go_on_after(*batch, false));
+        for batch in &ended {
+            self.go_on_after(*batch, false);
+            self.update_after(*batch, false);
+        }
         ended
     }
 

@@ -15,6 +15,7 @@ use crate::state::broken_links::Changed;
 use crate::state::change::Postponed;
 use crate::state::draws::Draws;
 use crate::state::driver::Works;
+use crate::state::driver::updates::Updates;
 use crate::state::effect::Effect;
 use crate::state::fabric::{Fabric, Facts, Reach};
 use crate::state::journal::Journal;
@@ -74,6 +75,7 @@ pub(crate) struct Core {
     pub(crate) multicast_routes: MulticastRoutes,
     pub(crate) timers: Timers<Owner>,
     pub(crate) works: Works,
+    pub(crate) updates: Updates,
     pub(crate) draws: Draws,
 }
 
@@ -128,6 +130,7 @@ impl Core {
             multicast_routes,
             timers: Timers::default(),
             works: Works::default(),
+            updates: Updates::default(),
             draws: Draws::new(seed),
             config,
         }

@@ -3,6 +3,8 @@
 //! One step at a time, each of which waits for something outside. Nothing of it is stored: the next start reads the desired state from the
 //! store, and the reported state from the switches. A group that has changed when its step ends is looked at anew.
 
+pub(crate) mod updates;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -70,6 +72,13 @@ pub(crate) struct Works {
     to_replan: BTreeSet<String>,
     /// Number of times at which there was something new of switches or hosts.
     reports: u64,
+}
+
+impl Works {
+    fn next_number(&mut self) -> u64 {
+        self.number += 1;
+        self.number
+    }
 }
 
 /// Why a switch does not do what it was asked for.
@@ -222,8 +231,7 @@ impl Core {
         let deadline = self.now + self.config.timeouts.host;
         let entry = self.groups.get_mut(name)?;
         let until = entry.work.as_ref().and_then(|work| work.until).or(Some(deadline));
-        self.works.number += 1;
-        let number = self.works.number;
+        let number = self.works.next_number();
         entry.work = Some(Work {
             number,
             until: until.filter(|_| waits),
@@ -380,7 +388,7 @@ impl Core {
                 switch,
                 number,
                 after,
-                then,
+                then: Some(then),
             }));
         }
     }
@@ -388,7 +396,7 @@ impl Core {
     /// A switch has the rules that a group wants there now, or declines them.
     pub(crate) fn handle_synced(&mut self, name: &str, number: u64, done: Result<(), Declined>) {
         if self.at_step(name, number).is_none() {
-            return;
+            return self.handle_updated(number, done);
         }
         let Some(entry) = self.groups.get_mut(name) else {
             return;

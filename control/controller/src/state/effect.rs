@@ -33,7 +33,7 @@ pub(crate) struct Asked {
     /// Of the step that waits for it.
     pub(crate) number: u64,
     pub(crate) after: Option<Checkpoint>,
-    pub(crate) then: Checkpoint,
+    pub(crate) then: Option<Checkpoint>,
 }
 
 /// One such demand.
@@ -52,24 +52,10 @@ pub(crate) enum Effect {
     Staged,
     Plan(Planning),
     Sync(Asked),
-    /// The switches of a running group get its changed rules.
-    Update {
-        group: String,
-        /// From the leaves to the top, or the other way.
-        leaves_first: bool,
-    },
     /// A group gets its second stage soon.
     Refine(String),
     /// Whether a switch still answers is of interest now.
     Look(String),
     /// A switch gets the multicast routes that it should have.
     SyncRoutes(String),
-}
-
-impl Core {
-    /// The switches of a running group get its changed rules.
-    pub(crate) fn update(&mut self, group: &str, leaves_first: bool) {
-        let group = group.to_owned();
-        self.effects.push(Effect::Update { group, leaves_first });
-    }
 }
