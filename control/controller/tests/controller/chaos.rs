@@ -323,7 +323,7 @@ async fn nothing_is_lost<P: Parties>(
 /// The seed decides what happens and when; which of several tasks goes on first at one moment is tokio's choice.
 #[test]
 fn nothing_is_lost_and_nothing_leaks() {
-    for seed in seeds(20) {
+    for seed in seeds(5) {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .start_paused(true)
