@@ -31,13 +31,20 @@ fn redb(folder: &Path) -> Open {
     Box::new(move || Arc::new(RedbStore::open(&path).unwrap()))
 }
 
+/// A controller that has just begun waits for what its switches have, if its store has no groups.
 async fn exists(client: &Client, group: &str) -> bool {
-    let request = v1::GetGroupRequest { group: group.into() };
-    match client.clone().get_group(request).await {
-        Ok(_) => true,
-        Err(status) if status.code() == Code::NotFound => false,
-        Err(status) => panic!("{status}"),
-    }
+    let known = async {
+        loop {
+            let request = v1::GetGroupRequest { group: group.into() };
+            match client.clone().get_group(request).await {
+                Ok(_) => return true,
+                Err(status) if status.code() == Code::NotFound => return false,
+                Err(status) if status.code() == Code::Unavailable => moment().await,
+                Err(status) => panic!("{status}"),
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, known).await.unwrap()
 }
 
 async fn destroy(client: &Client, group: &str) -> Result<bool, Status> {
