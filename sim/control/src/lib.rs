@@ -9,6 +9,7 @@ pub mod controllers;
 mod dataplane;
 pub mod etcd;
 mod frames;
+mod jobs;
 mod log;
 pub mod net;
 mod panics;

@@ -12,7 +12,6 @@ use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase;
 use castnet_proto::v1::controller_event::Event;
 use castnet_topology::Topology;
-use castnet_wire::MacAddr;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Status};
@@ -20,6 +19,7 @@ use tonic::{Code, Status};
 use crate::controllers::{Candidates, Client, client};
 use crate::etcd::{EtcdModel, History};
 use crate::frames::{Frames, Stream};
+use crate::jobs::{Job, connection};
 use crate::log::Log;
 use crate::net::Fault;
 use crate::panics;
@@ -36,6 +36,8 @@ const LOOK: Duration = Duration::from_millis(50);
 const PAUSE: Duration = Duration::from_millis(20);
 /// While no switch stops, the group that always runs makes progress within this time, whatever happens to control.
 const FLOWS_WITHIN: Duration = Duration::from_millis(500);
+/// Jobs at a time.
+const JOBS_MAX: usize = 2;
 /// The name of that group.
 const ALWAYS: &str = "always";
 
@@ -118,6 +120,7 @@ struct World {
     there: BTreeMap<String, u32>,
     /// Groups that are there or not.
     unknown: BTreeSet<String>,
+    jobs: Vec<Job>,
     /// The number of the next queue pair.
     qpn: u32,
 }
@@ -211,28 +214,21 @@ impl World {
             silent: Vec::new(),
             there: BTreeMap::new(),
             unknown: BTreeSet::new(),
+            jobs: Vec::new(),
             qpn: 100,
         })
     }
 
     /// A group of these hosts, the first of which sends.
     fn request(topology: &Topology, name: &str, hosts: &[&str], qpn: u32) -> v1::CreateGroupRequest {
-        let member = |host: &&str| {
-            let known = topology.host(host)?;
-            Some(v1::NewMember {
-                host: (*host).into(),
-                connection: Some(v1::Connection {
-                    ip: known.ip?.to_string(),
-                    mac: MacAddr(known.mac?).to_string(),
-                    qpn,
-                    ..Default::default()
-                }),
-            })
+        let member = |host: &&str| v1::NewMember {
+            host: (*host).into(),
+            connection: connection(topology, host, qpn),
         };
         v1::CreateGroupRequest {
             name: name.into(),
             source: hosts[0].into(),
-            members: hosts.iter().filter_map(member).collect(),
+            members: hosts.iter().map(member).collect(),
             ..Default::default()
         }
     }
@@ -286,6 +282,7 @@ impl World {
             self.log.line(format_args!("c{leads}: {what} {}", call.name));
             calls.push(call);
         }
+        self.begin_job(step);
         self.pass(30).await;
         let (began, before) = (Instant::now(), self.messages()?);
         let stopped = self.fail(leads).await;
@@ -317,6 +314,35 @@ impl World {
         if !stopped && !flows && began.elapsed() > FLOWS_WITHIN {
             return Err(format!("S10: {ALWAYS} has stood still for {:?}", began.elapsed()));
         }
+        self.check_jobs(stopped)?;
+        if self.random.below(4) == 0 && !self.jobs.is_empty() {
+            let job = self.jobs.remove(0);
+            self.log.line(format_args!("{}: all ranks leave", job.name));
+            job.end(&self.candidates.addresses).await;
+        }
+        Ok(())
+    }
+
+    /// Ranks join a new job, now and then.
+    fn begin_job(&mut self, step: u64) {
+        if self.jobs.len() < JOBS_MAX && self.random.below(3) == 0 {
+            let size = 2 + self.random.below(3) as u32;
+            self.qpn += 1;
+            let name = format!("job{step}");
+            self.log.line(format_args!("{name}: {size} ranks join"));
+            let around = (&self.topology, &*self.candidates.addresses, &self.log);
+            self.jobs.push(Job::start(name, size, self.qpn, around));
+        }
+    }
+
+    fn check_jobs(&mut self, stopped: bool) -> Result<(), String> {
+        let mut goes_on = Vec::new();
+        for job in &mut self.jobs {
+            job.may_fail |= stopped;
+            goes_on.push(job.check()?);
+        }
+        let mut goes_on = goes_on.into_iter();
+        self.jobs.retain(|_| goes_on.next() == Some(true));
         Ok(())
     }
 
@@ -442,6 +468,16 @@ impl World {
                 return Err(format!("{name}: another group has {} too", state.mcst_id));
             }
             self.carries(&state, *qpn).await?;
+        }
+        for job in std::mem::take(&mut self.jobs) {
+            let began = Instant::now();
+            while !job.runs() && job.check()? {
+                if began.elapsed() > PATIENCE {
+                    return Err(format!("{} has all its ranks, and does not run", job.name));
+                }
+                sleep(LOOK).await;
+            }
+            job.end(&self.candidates.addresses).await;
         }
         let before = self.messages()?;
         sleep(FLOWS_WITHIN).await;
