@@ -1,5 +1,7 @@
 //! The network of frames: real engines and real endpoints, at the time of the test.
 
+use std::net::Ipv4Addr;
+
 use castnet_endpoint::{
     Access, LocalSlice, MemoryKey, QpConfig, QueueLimits, RecvWr, SendOp, SendWr, Status,
 };
@@ -61,7 +63,8 @@ pub(crate) struct Stream {
 impl Stream {
     /// Connects the queue pairs of a group that runs. All have one number.
     pub(crate) fn open(frames: &mut Simulation, group: &v1::GroupState, qpn: u32) -> Result<Self, String> {
-        let remote = group.mcst_id.parse().map_err(|e| format!("{}: {e}", group.mcst_id))?;
+        let remote = group.mcst_id.parse::<Ipv4Addr>();
+        let remote = remote.map_err(|e| format!("{}: {e}", group.mcst_id))?;
         let (qpn, psn) = (Qpn::new(qpn), Psn::new(group.start_psn));
         let pmtu = Pmtu::ALL.into_iter().find(|p| p.bytes() == group.pmtu as usize);
         let pmtu = pmtu.ok_or_else(|| format!("{}: a PMTU of {}", group.name, group.pmtu))?;
