@@ -1,8 +1,10 @@
 //! Several controllers in this thread, over the model of etcd. Each leads if it can.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
+use castnet_controller::store::Store;
 use castnet_controller::store::etcd::EtcdConfig;
 use castnet_controller::{Config, Controller};
 use castnet_proto::transport::{Address, Security, connect};
@@ -56,6 +58,8 @@ pub struct Candidates {
     pub addresses: Vec<Address>,
     configs: Vec<Config>,
     all: Vec<Option<Controller>>,
+    /// Of the only one, which is on no etcd.
+    store: Option<Arc<dyn Store>>,
 }
 
 impl Candidates {
@@ -64,33 +68,61 @@ impl Candidates {
     /// # Panics
     /// One does not start.
     pub async fn start(config: &Config, folder: &Path, etcd: &EtcdModel, count: usize) -> Self {
-        let mut candidates = Self {
-            net: Net::default(),
-            addresses: Vec::new(),
-            configs: Vec::new(),
-            all: Vec::new(),
-        };
-        for n in 0..count {
-            let (node, etcd) = (format!("c{n}"), etcd.config());
-            let net = &mut candidates.net;
-            let (folder, members) = net.surround(&node, folder, &config.switches, &etcd.members);
-            let mut config = config.clone();
-            config.store = None;
-            config.etcd = Some(EtcdConfig { members, ..etcd });
-            config.listen = Address::Unix(folder.join("controller.sock"));
-            for switch in &mut config.switches {
-                switch.agent = Address::Unix(folder.join(format!("{}.sock", switch.name)));
-            }
-            candidates.addresses.push(config.listen.clone());
-            candidates.configs.push(config);
-            candidates.all.push(None);
-            candidates.begin(n).await;
+        let mut candidates = Self::none();
+        for _ in 0..count {
+            candidates.add(config, folder, Some(etcd.config())).await;
         }
         candidates
     }
 
+    /// The only controller, on a store of its own.
+    ///
+    /// # Panics
+    /// It does not start.
+    pub async fn alone(config: &Config, folder: &Path, store: Arc<dyn Store>) -> Self {
+        let mut candidates = Self::none();
+        candidates.store = Some(store);
+        candidates.add(config, folder, None).await;
+        candidates
+    }
+
+    fn none() -> Self {
+        Self {
+            net: Net::default(),
+            addresses: Vec::new(),
+            configs: Vec::new(),
+            all: Vec::new(),
+            store: None,
+        }
+    }
+
+    async fn add(&mut self, config: &Config, folder: &Path, etcd: Option<EtcdConfig>) {
+        let n = self.all.len();
+        let members = etcd.as_ref().map_or(&[][..], |etcd| &etcd.members);
+        let (folder, members) = self
+            .net
+            .surround(&format!("c{n}"), folder, &config.switches, members);
+        let mut config = config.clone();
+        // Members would take one in memory for gone with the controller.
+        config.store = etcd.is_none().then(|| folder.join("controller.redb"));
+        config.etcd = etcd.map(|etcd| EtcdConfig { members, ..etcd });
+        config.listen = Address::Unix(folder.join("controller.sock"));
+        for switch in &mut config.switches {
+            switch.agent = Address::Unix(folder.join(format!("{}.sock", switch.name)));
+        }
+        self.addresses.push(config.listen.clone());
+        self.configs.push(config);
+        self.all.push(None);
+        self.begin(n).await;
+    }
+
     async fn begin(&mut self, n: usize) {
-        self.all[n] = Some(Controller::start(self.configs[n].clone()).await.unwrap());
+        let config = self.configs[n].clone();
+        let started = match &self.store {
+            Some(store) => Controller::start_with(config, store.clone()).await,
+            None => Controller::start(config).await,
+        };
+        self.all[n] = Some(started.unwrap());
     }
 
     /// As `kill -9`: what it does at its end reaches nobody.

@@ -2,7 +2,7 @@
 //! and cuts. Nothing has a socket, all of it is in one thread, and the clock stands still while anybody has something to do.
 //!
 //! A [`Scenario`] is decided by its seed. The parts of it are for other tests, too: [`etcd`] is a model of etcd, [`net`] has connections that
-//! fail, and [`controllers`] runs several controllers.
+//! fail, [`store`] fails, too, and [`controllers`] runs several controllers.
 #![forbid(unsafe_code)]
 
 pub mod controllers;
@@ -15,6 +15,7 @@ pub mod net;
 mod panics;
 pub mod random;
 mod scenario;
+pub mod store;
 mod switch;
 
 pub use scenario::{Outcome, Scenario};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use castnet_controller::store::Table;
+use castnet_controller::store::memory::MemoryStore;
 use castnet_controller::{Config, SwitchConfig};
 use castnet_proto::transport::{Address, memory};
 use castnet_proto::v1;
@@ -17,13 +18,14 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Status};
 
 use crate::controllers::{Candidates, Client, client};
-use crate::etcd::{EtcdModel, History};
+use crate::etcd::EtcdModel;
 use crate::frames::{Frames, Stream};
 use crate::jobs::{Job, connection};
 use crate::log::Log;
 use crate::net::Fault;
 use crate::panics;
 use crate::random::Random;
+use crate::store::FaultyStore;
 use crate::switch::{Service, Switch};
 
 /// Longest duration of a fault, in milliseconds: another controller leads before it ends.
@@ -107,8 +109,7 @@ struct World {
     topology: Topology,
     frames: Arc<Frames>,
     switches: BTreeMap<String, Switch>,
-    etcd: EtcdModel,
-    members: usize,
+    backing: Backing,
     candidates: Candidates,
     always: Arc<Mutex<Stream>>,
     /// Members of etcd that were killed.
@@ -143,8 +144,40 @@ fn config(topology: &Topology) -> Config {
     config
 }
 
+/// Where the controllers have their groups.
+enum Backing {
+    /// etcd, and the number of its members.
+    Etcd(EtcdModel, usize),
+    Store(FaultyStore),
+}
+
+/// Whether a group has ever been stored.
+type Stored = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
+impl Backing {
+    fn stored(&self) -> Stored {
+        match self {
+            Self::Etcd(etcd, _) => {
+                let history = etcd.history();
+                Arc::new(move |name| history.has_had(Table::Groups, name))
+            }
+            Self::Store(store) => {
+                let store = store.clone();
+                Arc::new(move |name| store.has_had(Table::Groups, name))
+            }
+        }
+    }
+
+    fn slow(&self, delay: Duration) {
+        match self {
+            Self::Etcd(etcd, _) => etcd.slow(delay),
+            Self::Store(store) => store.slow(delay),
+        }
+    }
+}
+
 /// S5: what a controller tells of is stored.
-async fn watch(address: Address, history: History, log: Log) {
+async fn watch(address: Address, stored: Stored, log: Log) {
     loop {
         if let Some(mut client) = client(&address).await {
             let request = v1::WatchControllerEventsRequest { differences: false };
@@ -155,7 +188,7 @@ async fn watch(address: Address, history: History, log: Log) {
             let mut events = events.into_inner();
             while let Ok(Some(event)) = events.message().await {
                 let Some(Event::Group(group)) = event.event else { continue };
-                if !history.has_had(Table::Groups, &group.name) {
+                if !stored(&group.name) {
                     let name = &group.name;
                     log.violation(format_args!("S5: {address} tells of {name}, which is not stored"));
                 }
@@ -176,17 +209,24 @@ impl World {
             let started = Switch::start(&switch.name, socket(&switch.name), &frames, log).await;
             switches.insert(switch.name.clone(), started);
         }
-        let members = *random.one(&[1, 3]);
-        let etcd = EtcdModel::start(members).await;
-        let count = 1 + random.below(3) as usize;
-        let folder = PathBuf::from("controllers");
-        let candidates = Candidates::start(&config(&topology), &folder, &etcd, count).await;
+        let (config, folder) = (config(&topology), PathBuf::from("controllers"));
+        let (backing, candidates) = if random.below(3) == 0 {
+            log.line(format_args!("{spines} spines, one controller"));
+            let store = FaultyStore::new(Arc::new(MemoryStore::default()));
+            let alone = Candidates::alone(&config, &folder, Arc::new(store.clone())).await;
+            (Backing::Store(store), alone)
+        } else {
+            let (members, count) = (*random.one(&[1, 3]), 1 + random.below(3) as usize);
+            log.line(format_args!(
+                "{spines} spines, {count} controllers on {members} members of etcd"
+            ));
+            let etcd = EtcdModel::start(members).await;
+            let candidates = Candidates::start(&config, &folder, &etcd, count).await;
+            (Backing::Etcd(etcd, members), candidates)
+        };
         for address in &candidates.addresses {
-            tokio::spawn(watch(address.clone(), etcd.history(), log.clone()));
+            tokio::spawn(watch(address.clone(), backing.stored(), log.clone()));
         }
-        log.line(format_args!(
-            "{spines} spines, {members} members of etcd, {count} controllers"
-        ));
         let first = Self::request(&topology, ALWAYS, &["h0", "h1", "h2"], 17);
         let always = loop {
             let (_, mut leader) = candidates.leader(None).await;
@@ -205,8 +245,7 @@ impl World {
             topology,
             frames,
             switches,
-            etcd,
-            members,
+            backing,
             candidates,
             always,
             killed: Vec::new(),
@@ -360,7 +399,6 @@ impl World {
 
     /// Something fails, half of it at the controller that leads. Returns whether a switch stands still.
     async fn fail(&mut self, leads: usize) -> bool {
-        let any = self.random.below(self.members as u64) as usize;
         let names: Vec<String> = self.switches.keys().cloned().collect();
         let switch = self.random.one(&names).clone();
         let fault = self.random.below(15);
@@ -371,14 +409,7 @@ impl World {
                 self.log.line(format_args!("c{n} is killed and starts again"));
                 self.candidates.restart(n).await;
             }
-            2 | 3 => {
-                let more = (fault == 3 && self.members > 1).then_some((any + 1) % self.members);
-                for n in std::iter::once(any).chain(more) {
-                    self.log.line(format_args!("e{n} is killed"));
-                    self.etcd.kill(n).await;
-                    self.killed.push(n);
-                }
-            }
+            2 | 3 => self.fail_backing(fault == 3).await,
             4 => {
                 self.log.line(format_args!("the agent of {switch} is silent"));
                 self.switches.get_mut(&switch).into_iter().for_each(Switch::silence);
@@ -393,19 +424,47 @@ impl World {
             7..12 => self.fail_network(leads),
             12 => {
                 let delay = Duration::from_millis(self.random.below(1500));
-                self.log.line(format_args!("etcd takes {delay:?}"));
-                self.etcd.slow(delay);
+                self.log.line(format_args!("each write takes {delay:?}"));
+                self.backing.slow(delay);
             }
             13 => {
-                self.log.line(format_args!("etcd stands still"));
-                self.etcd.hold(true);
+                self.log.line(format_args!("writes stand still"));
+                match &self.backing {
+                    Backing::Etcd(etcd, _) => etcd.hold(true),
+                    Backing::Store(store) => drop(store.hold()),
+                }
             }
-            _ => {
-                self.log.line(format_args!("an answer of etcd is lost"));
-                self.etcd.lose_answer(self.random.below(4) as usize);
-            }
+            _ => match &self.backing {
+                Backing::Etcd(etcd, _) => {
+                    self.log.line(format_args!("an answer of etcd is lost"));
+                    etcd.lose_answer(self.random.below(4) as usize);
+                }
+                Backing::Store(store) => {
+                    self.log.line(format_args!("some writes fail"));
+                    store.seed(Some(self.random.below(u64::MAX)));
+                }
+            },
         }
         fault == 5
+    }
+
+    /// Members of etcd are killed, or the store fails.
+    async fn fail_backing(&mut self, more: bool) {
+        match &mut self.backing {
+            Backing::Etcd(etcd, members) => {
+                let any = self.random.below(*members as u64) as usize;
+                let more = (more && *members > 1).then_some((any + 1) % *members);
+                for n in std::iter::once(any).chain(more) {
+                    self.log.line(format_args!("e{n} is killed"));
+                    etcd.kill(n).await;
+                    self.killed.push(n);
+                }
+            }
+            Backing::Store(store) => {
+                self.log.line(format_args!("the store fails"));
+                store.set_broken(true);
+            }
+        }
     }
 
     /// A fault between two nodes, or between one and all others.
@@ -429,11 +488,20 @@ impl World {
     async fn heal(&mut self) -> Result<(), String> {
         self.log.line(format_args!("the fault ends"));
         self.candidates.net.heal();
-        self.etcd.slow(Duration::ZERO);
-        self.etcd.hold(false);
-        self.etcd.lose_none();
-        for n in self.killed.drain(..) {
-            self.etcd.restart(n).await;
+        self.backing.slow(Duration::ZERO);
+        match &mut self.backing {
+            Backing::Etcd(etcd, _) => {
+                etcd.hold(false);
+                etcd.lose_none();
+                for n in self.killed.drain(..) {
+                    etcd.restart(n).await;
+                }
+            }
+            Backing::Store(store) => {
+                store.set_broken(false);
+                store.seed(None);
+                store.release();
+            }
         }
         for name in self.silent.drain(..) {
             if let Some(switch) = self.switches.get_mut(&name) {

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use castnet_sim_control::random::Random;
-use crate::common::faults::{FaultyStore, seeds};
+use castnet_sim_control::store::FaultyStore;
+use crate::common::seeds;
 use crate::common::ranks::{Rank, all, shown};
 use crate::common::{Client, Events, Lab, PATIENCE, creation, destruction, moment, reaches, start_with};
 use castnet_controller::Controller;

@@ -7,7 +7,7 @@ use castnet_topology::Topology;
 
 use crate::collective_places::{set_link, spine, two_spines};
 use castnet_sim_control::random::Random;
-use crate::common::faults::seeds;
+use crate::common::seeds;
 use crate::common::{Client, Events, Lab, creation, moment, reaches};
 use crate::replan_routed::until_link;
 

@@ -3,7 +3,6 @@
 
 pub(crate) mod etcd;
 mod events;
-pub(crate) mod faults;
 pub(crate) mod ranks;
 pub(crate) mod tls;
 
@@ -40,6 +39,15 @@ pub(crate) use castnet_sim_control::controllers::Client;
 
 /// Longer than anything here takes; only a test that fails waits for it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The seeds of a test whose steps are drawn: `count` of them, or `CASTNET_RUNS`; or the one that `CASTNET_SEED` names.
+pub(crate) fn seeds(count: u64) -> std::ops::Range<u64> {
+    let variable = |name| std::env::var(name).ok()?.parse::<u64>().ok();
+    match variable("CASTNET_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..variable("CASTNET_RUNS").unwrap_or(count),
+    }
+}
 
 type Gate = (Arc<Semaphore>, mpsc::UnboundedSender<()>);
 

@@ -1,20 +1,14 @@
 //! A store that fails and delays as it is told, or by a seed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
-use castnet_sim_control::random::Random;
 use castnet_controller::store::{Batch, Entry, Key, Store, StoreError, Table};
 use tokio::sync::{Semaphore, mpsc};
+use tokio::time::sleep;
 
-/// The seeds of a test whose steps are drawn: `count` of them, or `CASTNET_RUNS`; or the one that `CASTNET_SEED` names.
-pub(crate) fn seeds(count: u64) -> std::ops::Range<u64> {
-    let variable = |name| std::env::var(name).ok()?.parse::<u64>().ok();
-    match variable("CASTNET_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..variable("CASTNET_RUNS").unwrap_or(count),
-    }
-}
+use crate::random::Random;
 
 /// What happens to the next batches.
 #[derive(Debug, Default)]
@@ -31,49 +25,72 @@ struct Faults {
     seed: Option<Random>,
     /// Commits say so and wait for a permit of this.
     gate: Option<(Arc<Semaphore>, mpsc::UnboundedSender<()>)>,
+    /// Time that each commit takes.
+    delay: Duration,
+    /// Keys that were stored.
+    stored: BTreeSet<Key>,
 }
 
 /// A store around another one.
 #[derive(Clone, Debug)]
-pub(crate) struct FaultyStore {
+pub struct FaultyStore {
     inner: Arc<dyn Store>,
     faults: Arc<parking_lot::Mutex<Faults>>,
 }
 
 impl FaultyStore {
-    pub(crate) fn new(inner: Arc<dyn Store>) -> Self {
+    /// A store that works.
+    pub fn new(inner: Arc<dyn Store>) -> Self {
         let faults = Arc::default();
         Self { inner, faults }
     }
 
     /// Commits since the store was made.
-    pub(crate) fn commits(&self) -> u64 {
+    pub fn commits(&self) -> u64 {
         self.faults.lock().commits
     }
 
     /// Commits of groups since the store was made; others are probes.
-    pub(crate) fn commits_of_groups(&self) -> u64 {
+    pub fn commits_of_groups(&self) -> u64 {
         self.faults.lock().of_groups
     }
 
     /// Whether all commits fail from now on.
-    pub(crate) fn set_broken(&self, broken: bool) {
+    pub fn set_broken(&self, broken: bool) {
         self.faults.lock().broken = broken;
     }
 
     /// The commits of these numbers fail, counted from the next, which is 1.
-    pub(crate) fn fail(&self, numbers: &[u64]) {
+    pub fn fail(&self, numbers: &[u64]) {
         let mut faults = self.faults.lock();
         faults.fails = numbers.iter().map(|n| faults.commits + n).collect();
     }
 
     /// From now on some fail and all take a while.
-    pub(crate) fn seed(&self, seed: Option<u64>) {
+    pub fn seed(&self, seed: Option<u64>) {
         self.faults.lock().seed = seed.map(Random);
     }
 
+    /// Commits are held back no longer, nor those that wait.
+    pub fn release(&self) {
+        if let Some((gate, _)) = self.faults.lock().gate.take() {
+            gate.add_permits(Semaphore::MAX_PERMITS / 2);
+        }
+    }
+
+    /// From now on each commit takes so long.
+    pub fn slow(&self, delay: Duration) {
+        self.faults.lock().delay = delay;
+    }
+
+    /// Whether it has ever had an entry.
+    pub fn has_had(&self, table: Table, name: &str) -> bool {
+        let name = name.into();
+        self.faults.lock().stored.contains(&Key { table, name })
+    }
+
     /// Holds commits back; tells of each that waits.
-    pub(crate) fn hold(&self) -> (Arc<Semaphore>, mpsc::UnboundedReceiver<()>) {
+    pub fn hold(&self) -> (Arc<Semaphore>, mpsc::UnboundedReceiver<()>) {
         let (waits, told) = mpsc::unbounded_channel();
         let gate = Arc::new(Semaphore::new(0));
         self.faults.lock().gate = Some((gate.clone(), waits));
@@ -88,7 +105,7 @@ impl Store for FaultyStore {
     }
 
     async fn commit(&self, batch: Batch) -> Result<(), StoreError> {
-        let (fails, pauses, gate) = {
+        let (fails, pauses, gate, delay) = {
             let faults = &mut *self.faults.lock();
             faults.commits += 1;
             faults.of_groups += u64::from(batch.keys().any(|key| key.table == Table::Groups));
@@ -98,8 +115,11 @@ impl Store for FaultyStore {
                 fails |= random.below(3) == 0;
                 pauses = random.below(20);
             }
-            (fails, pauses, faults.gate.clone())
+            (fails, pauses, faults.gate.clone(), faults.delay)
         };
+        if !delay.is_zero() {
+            sleep(delay).await;
+        }
         if let Some((gate, waits)) = gate {
             let _ = waits.send(());
             gate.acquire().await.unwrap().forget();
@@ -114,11 +134,13 @@ impl Store for FaultyStore {
                 error: "no space left on device".into(),
             });
         }
-        self.inner.commit(batch).await
+        let keys: Vec<Key> = batch.keys().cloned().collect();
+        self.inner.commit(batch).await?;
+        self.faults.lock().stored.extend(keys);
+        Ok(())
     }
 
     async fn close(&self) -> Result<(), StoreError> {
         self.inner.close().await
     }
 }
-
