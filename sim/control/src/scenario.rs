@@ -121,6 +121,8 @@ struct World {
     there: BTreeMap<String, u32>,
     /// Groups that are there or not.
     unknown: BTreeSet<String>,
+    /// Groups whose end was confirmed.
+    gone: BTreeSet<String>,
     jobs: Vec<Job>,
     /// The number of the next queue pair.
     qpn: u32,
@@ -253,6 +255,7 @@ impl World {
             silent: Vec::new(),
             there: BTreeMap::new(),
             unknown: BTreeSet::new(),
+            gone: BTreeSet::new(),
             jobs: Vec::new(),
             qpn: 100,
         })
@@ -339,12 +342,7 @@ impl World {
             self.there.remove(&name);
             match (done, creates) {
                 (Ok(()), Some(qpn)) => drop(self.there.insert(name, qpn)),
-                (Ok(()), None) => {
-                    let (_, mut leader) = self.candidates.leader(None).await;
-                    if found(&mut leader, &name).await.is_ok() {
-                        return Err(format!("S5: {name} was destroyed, and is there"));
-                    }
-                }
+                (Ok(()), None) => drop(self.gone.insert(name)),
                 (Err(_), _) => drop(self.unknown.insert(name)),
             }
         }
@@ -519,6 +517,12 @@ impl World {
     /// After the last fault: what was confirmed runs, and carries messages; what ends leaves nothing.
     async fn all_is_as_it_should_be(&mut self) -> Result<(), String> {
         self.a_leader_writes().await?;
+        let (_, mut leader) = self.candidates.leader(None).await;
+        for name in &self.gone {
+            if found(&mut leader, name).await.is_ok() {
+                return Err(format!("S5: {name} was destroyed, and is there"));
+            }
+        }
         let confirmed: Vec<(String, u32)> = std::mem::take(&mut self.there).into_iter().collect();
         let mut addresses = BTreeSet::new();
         for (name, qpn) in &confirmed {
