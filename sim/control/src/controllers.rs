@@ -10,6 +10,7 @@ use castnet_controller::{Config, Controller};
 use castnet_proto::transport::{Address, Security, connect};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_client::ControllerClient;
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 use tonic::transport::Channel;
 
@@ -60,6 +61,8 @@ pub struct Candidates {
     all: Vec<Option<Controller>>,
     /// Of the only one, which is on no etcd.
     store: Option<Arc<dyn Store>>,
+    /// Of each, while it can be reached.
+    clients: Mutex<Vec<Option<Client>>>,
 }
 
 impl Candidates {
@@ -93,6 +96,7 @@ impl Candidates {
             configs: Vec::new(),
             all: Vec::new(),
             store: None,
+            clients: Mutex::default(),
         }
     }
 
@@ -113,6 +117,7 @@ impl Candidates {
         self.addresses.push(config.listen.clone());
         self.configs.push(config);
         self.all.push(None);
+        self.clients.lock().push(None);
         self.begin(n).await;
     }
 
@@ -145,7 +150,27 @@ impl Candidates {
     }
 
     /// As [`leader`].
+    ///
+    /// # Panics
+    /// None leads, for a long time.
     pub async fn leader(&self, not: Option<usize>) -> (usize, Client) {
-        leader(&self.addresses, not).await
+        let began = Instant::now();
+        while began.elapsed() < PATIENCE {
+            for n in (0..self.all.len()).filter(|n| Some(*n) != not) {
+                let known = self.clients.lock()[n].take();
+                let known = match known {
+                    Some(client) => Some(client),
+                    None => client(&self.addresses[n]).await,
+                };
+                let Some(mut client) = known else { continue };
+                let leads = client.find_leader(v1::FindLeaderRequest {}).await;
+                self.clients.lock()[n] = Some(client.clone());
+                if leads.is_ok() {
+                    return (n, client);
+                }
+            }
+            sleep(LOOK).await;
+        }
+        panic!("nobody leads");
     }
 }

@@ -114,6 +114,8 @@ struct World {
     always: Arc<Mutex<Stream>>,
     /// Members of etcd that were killed.
     killed: Vec<usize>,
+    /// A switch has stopped. The group that always runs has not gone on since, after so many messages.
+    stands_at: Option<u64>,
     /// Switches that stand still, and those whose agents cannot be reached.
     stopped: Vec<String>,
     silent: Vec<String>,
@@ -180,13 +182,17 @@ impl Backing {
 
 /// S5: what a controller tells of is stored.
 async fn watch(address: Address, stored: Stored, log: Log) {
+    let mut known: Option<Client> = None;
     loop {
-        if let Some(mut client) = client(&address).await {
-            let request = v1::WatchControllerEventsRequest { differences: false };
-            let Ok(events) = client.watch_events(request).await else {
-                sleep(LOOK).await;
-                continue;
-            };
+        if known.is_none() {
+            known = client(&address).await;
+        }
+        let request = v1::WatchControllerEventsRequest { differences: false };
+        let events = match &mut known {
+            Some(client) => client.watch_events(request).await.ok(),
+            None => None,
+        };
+        if let Some(events) = events {
             let mut events = events.into_inner();
             while let Ok(Some(event)) = events.message().await {
                 let Some(Event::Group(group)) = event.event else { continue };
@@ -251,6 +257,7 @@ impl World {
             candidates,
             always,
             killed: Vec::new(),
+            stands_at: None,
             stopped: Vec::new(),
             silent: Vec::new(),
             there: BTreeMap::new(),
@@ -347,8 +354,12 @@ impl World {
             }
         }
         // S10: running traffic outlives faults of control.
-        let flows = self.messages()? > before;
-        if !stopped && !flows && began.elapsed() > FLOWS_WITHIN {
+        let after = self.messages()?;
+        if stopped {
+            self.stands_at = Some(after);
+        }
+        self.stands_at = self.stands_at.filter(|stands| after <= *stands);
+        if self.stands_at.is_none() && after == before && began.elapsed() > FLOWS_WITHIN {
             return Err(format!("S10: {ALWAYS} has stood still for {:?}", began.elapsed()));
         }
         self.check_jobs(stopped)?;
@@ -410,12 +421,16 @@ impl World {
             2 | 3 => self.fail_backing(fault == 3).await,
             4 => {
                 self.log.line(format_args!("the agent of {switch} is silent"));
-                self.switches.get_mut(&switch).into_iter().for_each(Switch::silence);
+                if let Some(switch) = self.switches.get_mut(&switch) {
+                    switch.silence().await;
+                }
                 self.silent.push(switch);
             }
             5 => {
                 self.log.line(format_args!("{switch} stops"));
-                self.switches.get_mut(&switch).into_iter().for_each(Switch::stop);
+                if let Some(switch) = self.switches.get_mut(&switch) {
+                    switch.stop().await;
+                }
                 self.stopped.push(switch);
             }
             6 => {}

@@ -86,13 +86,15 @@ impl Switch {
     }
 
     /// Its agent cannot be reached, and frames go on.
-    pub(crate) fn silence(&mut self) {
-        self.server = None;
+    pub(crate) async fn silence(&mut self) {
+        if let Some(server) = self.server.take() {
+            server.stop().await;
+        }
     }
 
     /// It stops, and what is installed is lost.
-    pub(crate) fn stop(&mut self) {
-        self.silence();
+    pub(crate) async fn stop(&mut self) {
+        self.silence().await;
         let service = &self.service;
         service.frames.lock().stop_switch(&service.name);
         let mut state = service.state.lock();
