@@ -1,6 +1,7 @@
 //! Toy switches that keep the agent's contract (`agent.proto`) without a data plane, and a controller over them.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+mod calls;
 pub(crate) mod etcd;
 mod events;
 pub(crate) mod faults;
@@ -34,6 +35,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+pub(crate) use calls::{Call, Calls, group_until, join_all, phases, reaches, refused, refused_field};
 pub(crate) use events::Events;
 
 pub(crate) use castnet_sim_control::controllers::Client;
@@ -606,6 +608,29 @@ impl Lab {
         &self.switches[name]
     }
 
+    /// The rules of a switch, by McstID.
+    pub(crate) fn rules(&self, switch: &str) -> Vec<v1::GroupRule> {
+        self.switch(switch)
+            .with(|toy| toy.groups.values().map(|(rule, _)| rule.clone()).collect())
+    }
+
+    /// The first rule of a switch.
+    pub(crate) fn rule(&self, switch: &str) -> v1::GroupRule {
+        let mut rules = self.rules(switch).into_iter();
+        rules.next().unwrap_or_else(|| panic!("{switch} has no rule"))
+    }
+
+    pub(crate) fn refuses(&self, switch: &str, why: Option<Status>) {
+        self.switch(switch).with(|toy| toy.refuse = why);
+    }
+
+    /// Stops the agent of a switch. Returns when the controller knows.
+    pub(crate) async fn lose(&mut self, client: &Client, switch: &str) {
+        let mut events = Events::of(client).await;
+        self.switches.get_mut(switch).unwrap().stop().await;
+        events.switch(switch, false).await;
+    }
+
     /// The groups of each switch that has any.
     pub(crate) fn placed(&self) -> Vec<String> {
         let all = self.switches.iter();
@@ -631,6 +656,14 @@ impl Lab {
             host: host.into(),
             connection,
             ..Default::default()
+        }
+    }
+
+    /// With a lease that does not end here.
+    pub(crate) fn leased(&self, group: &str, host: &str, qpn: u32) -> v1::JoinGroupRequest {
+        v1::JoinGroupRequest {
+            lease_ms: Some(600_000),
+            ..self.joining(group, host, qpn)
         }
     }
 
@@ -664,6 +697,13 @@ fn somewhere(mut config: Config) -> Config {
         config.listen = Address::Unix(format!("controller{number}").into());
     }
     config
+}
+
+/// A controller over [`Lab::two_tiers`].
+pub(crate) async fn two_tiers() -> (Lab, Controller, Client) {
+    let lab = Lab::two_tiers().await;
+    let (controller, client) = lab.start().await;
+    (lab, controller, client)
 }
 
 pub(crate) async fn start(config: Config) -> (Controller, Client) {
@@ -747,26 +787,4 @@ pub(crate) async fn until(what: &str, mut is: impl FnMut() -> bool) {
     tokio::time::timeout(PATIENCE, waited)
         .await
         .unwrap_or_else(|_| panic!("{what}"));
-}
-
-/// Waits until a group is in a phase, now or later.
-pub(crate) async fn reaches(client: &Client, name: &str, phase: v1::GroupPhase) -> v1::Group {
-    let mut events = Events::of(client).await;
-    loop {
-        let group = client
-            .clone()
-            .get_group(v1::GetGroupRequest { group: name.into() })
-            .await
-            .unwrap()
-            .into_inner();
-        if group.state.as_ref().unwrap().phase() == phase {
-            // What follows at once is done, too.
-            moment().await;
-            return group;
-        }
-        let changed = |event: &v1::controller_event::Event| {
-            matches!(event, v1::controller_event::Event::Group(g) if g.name == name).then_some(())
-        };
-        events.until(changed).await;
-    }
 }

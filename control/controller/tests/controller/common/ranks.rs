@@ -4,7 +4,7 @@ use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase;
 use tonic::Streaming;
 
-use super::{Client, Events, Lab, moment, next};
+use super::{Calls, Client, Events, Lab, moment, next};
 
 /// A rank and the stream that is its lease.
 pub(crate) struct Rank {
@@ -30,11 +30,7 @@ impl Lab {
 
     /// All ranks of a job, one per host.
     pub(crate) async fn ranks(&self, client: &Client, job: &str, size: u32, qpn: u32) -> Vec<Rank> {
-        let mut ranks = Vec::new();
-        for rank in 0..size {
-            ranks.push(Rank::join(client, self.rank(job, rank, size, qpn)).await);
-        }
-        ranks
+        Rank::join_all(client, (0..size).map(|rank| self.rank(job, rank, size, qpn))).await
     }
 }
 
@@ -47,6 +43,17 @@ impl Rank {
             .unwrap()
             .into_inner();
         Self { request, stream }
+    }
+
+    pub(crate) async fn join_all(
+        client: &Client,
+        requests: impl IntoIterator<Item = v1::InitGroupRequest>,
+    ) -> Vec<Self> {
+        let mut ranks = Vec::new();
+        for request in requests {
+            ranks.push(Self::join(client, request).await);
+        }
+        ranks
     }
 
     /// Waits for a phase.
@@ -104,9 +111,7 @@ pub(crate) async fn all_again(ranks: Vec<Rank>, client: &Client, generation: u64
 
 /// A collective group as an operator sees it.
 pub(crate) async fn shown(client: &Client, name: &str) -> Option<v1::Collective> {
-    let request = v1::GetGroupRequest { group: name.into() };
-    let group = client.clone().get_group(request).await.ok()?;
-    group.into_inner().collective
+    client.try_get(name).await.ok()?.collective
 }
 
 /// Waits until a collective group is as wanted, now or later.
