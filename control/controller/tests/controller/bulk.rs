@@ -72,8 +72,7 @@ async fn what_is_asked_for_meanwhile_goes_out_together() {
 /// A restarted switch gets more groups than one call takes, of which it refuses one: that one is degraded, and says why.
 #[tokio::test(start_paused = true)]
 async fn a_restarted_switch_gets_many_groups_in_few_calls() {
-    let mut lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (mut lab, _controller, client) = two_tiers().await;
     assert!(are_fine(&create(&lab, &client, 300).await));
     lab.switch("leaf0").with(|t| {
         t.refuse_rule = Some("g007".into());
@@ -93,8 +92,7 @@ async fn a_restarted_switch_gets_many_groups_in_few_calls() {
 /// come about when it is back, and none twice.
 #[tokio::test(start_paused = true)]
 async fn a_switch_lost_in_the_middle_of_many_gets_the_rest_later() {
-    let mut lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (mut lab, _controller, client) = two_tiers().await;
     assert!(are_fine(&create(&lab, &client, 40).await));
     let (gate, mut waits) = lab.switch("leaf0").hold();
     gate.add_permits(10);

@@ -17,7 +17,7 @@ async fn create(client: &Client, loss: MemberLoss) {
         on_member_loss: loss as i32,
         ..creation("g", &HOSTS)
     };
-    client.clone().create_group(request).await.unwrap();
+    client.create(request).await;
 }
 
 /// All join with leases; those in `not` do not co-work.
@@ -31,7 +31,7 @@ async fn join(lab: &Lab, client: &Client, qpn: u32, not: &[&str]) -> Vec<Call> {
             passes_on: co_works,
             ..lab.joining("g", host, qpn)
         };
-        calls.push(client.clone().join_group(request).await.unwrap().into_inner());
+        calls.push(client.join(request).await);
     }
     calls
 }

@@ -40,8 +40,7 @@ fn conflict(mcst_id: &str, generation: u64, said: v1::Disagreement) -> v1::agent
 /// A rank that was stopped for longer than its lease comes to hear of it, and does not get between those that join again.
 #[tokio::test(start_paused = true)]
 async fn a_rank_that_comes_back_too_late_is_told_and_joins_nothing() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let mut ranks = Vec::new();
     for rank in 0..4 {
         let mut request = lab.rank("job", rank, 4, 17);
@@ -119,8 +118,7 @@ async fn a_rank_that_comes_back_too_late_is_told_and_joins_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn ranks_that_disagree_are_told_who_said_what_and_get_a_new_generation() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
     let said = disagreement(0, 3);
@@ -214,8 +212,7 @@ async fn a_broken_group_that_nobody_wants_any_more_is_cleaned_up() {
 
 #[tokio::test(start_paused = true)]
 async fn a_switch_that_restarts_fails_the_group_by_name() {
-    let mut lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (mut lab, _controller, client) = two_tiers().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     all(&mut ranks, Active).await;
     lab.switches.get_mut("leaf1").unwrap().restart().await;
@@ -231,8 +228,7 @@ async fn a_switch_that_restarts_fails_the_group_by_name() {
 /// A switch that is only out of reach may well go on: the group stays active, and the ranks hear of it.
 #[tokio::test(start_paused = true)]
 async fn a_switch_out_of_reach_fails_nothing() {
-    let mut lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (mut lab, _controller, client) = two_tiers().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     all(&mut ranks, Active).await;
     lab.switches.get_mut("spine0").unwrap().stop().await;
@@ -276,8 +272,7 @@ fn stalled(mcst_id: &str, ranks: &[u32]) -> v1::agent_event::Event {
 
 #[tokio::test(start_paused = true)]
 async fn stalls_reach_ranks_and_operators_by_name() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     // A report counts for more than twice as long: until the end of the test.
     let (mut ranks, mcst_id) = with_stall_timeout(&lab, &client, 60_000).await;
     let mut events = Events::of(&client).await;
@@ -305,8 +300,7 @@ async fn stalls_reach_ranks_and_operators_by_name() {
 /// A switch that reports no more waits no more.
 #[tokio::test(start_paused = true)]
 async fn a_stall_that_is_not_reported_again_is_over() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let (mut ranks, mcst_id) = with_stall_timeout(&lab, &client, 500).await;
     lab.switch("leaf1").report(stalled(&mcst_id, &[3]));
     while ranks[0].until(Active).await.waiting_for != [3] {}
@@ -318,8 +312,7 @@ async fn a_stall_that_is_not_reported_again_is_over() {
 /// What a switch says of a generation that is over says nothing about the one that runs.
 #[tokio::test(start_paused = true)]
 async fn late_reports_of_an_old_generation_change_nothing() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
     lab.switch("leaf0")
@@ -360,8 +353,7 @@ async fn late_reports_of_an_old_generation_change_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_rank_that_joined_again_and_goes_ends_nothing_of_the_generation_before() {
     for leaves in [true, false] {
-        let lab = Lab::two_tiers().await;
-        let (_controller, client) = lab.start().await;
+        let (lab, _controller, client) = two_tiers().await;
         let mut ranks = lab.ranks(&client, "job", 4, 17).await;
         let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
         lab.switch("leaf1")

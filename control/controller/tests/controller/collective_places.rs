@@ -277,8 +277,7 @@ async fn a_group_is_in_mode_three_where_mode_two_has_no_memory() {
 /// The mode that the ranks ask for is that of the rule of each switch.
 #[tokio::test(start_paused = true)]
 async fn a_group_is_in_the_mode_that_its_ranks_ask_for() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     for (job, mode) in [
         ("one", v1::CollectiveMode::Terminated),
         ("two", v1::CollectiveMode::Translated),
@@ -298,7 +297,7 @@ async fn a_group_is_in_the_mode_that_its_ranks_ask_for() {
         let rules = group.tree.iter().map(|n| n.rule.as_ref().unwrap());
         let modes = rules.map(|rule| rule.translated().unwrap().mode());
         assert_eq!(modes.collect::<Vec<_>>(), [mode; 3], "{job}");
-        client.clone().destroy_group(destruction(job)).await.unwrap();
+        client.destroy(job).await;
     }
 }
 
@@ -317,7 +316,7 @@ async fn leaf_memory(lab: &Lab) -> (u64, u64) {
         kind.slots /= 2;
     }
     let fewest = memory(&rule);
-    client.clone().destroy_group(destruction("probe")).await.unwrap();
+    client.destroy("probe").await;
     (needed, fewest)
 }
 
@@ -364,12 +363,7 @@ async fn what_cannot_be_placed_is_refused_at_creation() {
     }
     // What the switch has left is known when it has reported.
     let mut events = Events::of(&client).await;
-    let switches = client
-        .list_switches(v1::ListSwitchesRequest {})
-        .await
-        .unwrap()
-        .into_inner()
-        .switches;
+    let switches = client.switches().await;
     if switches.iter().any(|s| s.name == "spine0" && !s.reachable) {
         events.switch("spine0", true).await;
     }

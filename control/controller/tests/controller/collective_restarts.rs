@@ -12,8 +12,7 @@ use castnet_proto::v1::CollectivePhase::{Active, Failed, Waiting};
 /// Traffic goes on without a controller: ranks that come back are at their places, and no switch is told anything.
 #[tokio::test(start_paused = true)]
 async fn ranks_that_come_back_to_a_new_controller_are_at_their_places() {
-    let lab = Lab::two_tiers().await;
-    let (controller, client) = lab.start().await;
+    let (lab, controller, client) = two_tiers().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     let before = all(&mut ranks, Active).await;
     controller.stop().await;
@@ -162,8 +161,7 @@ async fn killed_at_any_point_of_an_installation_it_finishes() {
 /// Killed while it gathers: those that were in need not be waited for if they come back.
 #[tokio::test(start_paused = true)]
 async fn a_group_that_gathers_gathers_on() {
-    let lab = Lab::two_tiers().await;
-    let (controller, client) = lab.start().await;
+    let (lab, controller, client) = two_tiers().await;
     let mut first = Rank::join(&client, lab.rank("job", 0, 2, 17)).await;
     first.until(Waiting).await;
     controller.stop().await;
@@ -178,8 +176,7 @@ async fn a_group_that_gathers_gathers_on() {
 /// A switch loses its part while the controller is away: found out when both are back.
 #[tokio::test(start_paused = true)]
 async fn a_part_that_was_lost_meanwhile_is_found_out() {
-    let mut lab = Lab::two_tiers().await;
-    let (controller, client) = lab.start().await;
+    let (mut lab, controller, client) = two_tiers().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     all(&mut ranks, Active).await;
     controller.stop().await;

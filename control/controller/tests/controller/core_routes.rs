@@ -60,7 +60,7 @@ async fn create(lab: &Lab, client: &Client, (name, qpn): (&str, u32), hosts: &[&
         distribution: "static".into(),
         ..lab.given(name, hosts, qpn)
     };
-    client.clone().create_group(request).await.unwrap();
+    client.create(request).await;
     reaches(client, name, Active).await;
 }
 
@@ -131,7 +131,7 @@ async fn a_group_gets_a_rule_in_the_core_and_then_one_copy_of_its_source() {
     lab.switches.get_mut("core").unwrap().restart().await;
     until("again", || copies(&lab).contains_key("239.200.0.0/32")).await;
     assert!(lab.placed().contains(&"leaf0 g.2".to_owned()));
-    client.clone().destroy_group(destruction("g")).await.unwrap();
+    client.destroy("g").await;
     until("forgotten", || copies(&lab).is_empty()).await;
 }
 
@@ -179,12 +179,12 @@ async fn a_group_that_no_router_takes_stays_as_it_is() {
     assert_ne!(first, second);
     // The next one gets no address that is in use.
     create(&lab, &client, ("third", 21), &["h0", "h1", "h4", "h5"]).await;
-    client.clone().destroy_group(destruction("second")).await.unwrap();
+    client.destroy("second").await;
     until("its turn", || address("third").is_some()).await;
     assert_eq!((address("third"), address("g")), (second, first));
     assert_eq!(copies(&lab).len(), 2);
     for gone in ["g", "third"] {
-        client.clone().destroy_group(destruction(gone)).await.unwrap();
+        client.destroy(gone).await;
     }
     until("forgotten", || copies(&lab).is_empty()).await;
 }
@@ -231,7 +231,7 @@ async fn a_group_with_few_copies_says_which_switches_get_them_for_nothing() {
         distribution: format!("static:{copies}"),
         ..lab.given(name, &["h0", "h1", "h4"], qpn)
     };
-    client.clone().create_group(request("g", 1, 17)).await.unwrap();
+    client.create(request("g", 1, 17)).await;
     reaches(&client, "g", Active).await;
     controller.stop().await;
     let (_controller, client) = lab.start().await;

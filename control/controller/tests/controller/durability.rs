@@ -315,11 +315,8 @@ async fn changes_that_come_at_once_are_written_at_once() {
         commits <= 4,
         "{commits} commits for {GROUPS} groups"
     );
-    let listed = client
-        .list_groups(v1::ListControllerGroupsRequest {})
-        .await
-        .unwrap();
-    assert_eq!(listed.into_inner().groups.len(), GROUPS);
+    let listed = client.groups().await;
+    assert_eq!(listed.len(), GROUPS);
 }
 
 /// A switch has told what it has, and is brought to what it should have, while groups end. What they have there stays the work of
@@ -330,7 +327,7 @@ async fn groups_that_end_while_a_switch_is_reconciled_leave_nothing_there() {
     let names: Vec<String> = (0..8).map(|n| format!("g{n}")).collect();
     for (name, qpn) in names.iter().zip(17..) {
         let group = lab.given(name, &["h0", "h2"], qpn);
-        client.create_group(group).await.unwrap();
+        client.create(group).await;
         reaches(&client, name, v1::GroupPhase::Active).await;
     }
     controller.stop().await;
@@ -449,9 +446,9 @@ async fn what_is_reported_once_is_not_lost_with_a_write() {
     for state in all(&mut ranks, v1::CollectivePhase::Failed).await {
         assert_eq!(state.failed_rank, Some(3));
     }
-    client.create_group(creation("g", &["h0", "h2"])).await.unwrap();
+    client.create(creation("g", &["h0", "h2"])).await;
     let joining = lab.joining("g", "h0", 18);
-    let call = client.join_group(joining).await.unwrap().into_inner();
+    let call = client.join(joining).await;
     let mut events = Events::of(&client).await;
     store.fail(&[1, 2]);
     drop(call);
@@ -461,10 +458,7 @@ async fn what_is_reported_once_is_not_lost_with_a_write() {
     };
     events.until(expected).await;
 
-    client
-        .create_group(lab.given("lasting", &["h0", "h2"], 19))
-        .await
-        .unwrap();
+    client.create(lab.given("lasting", &["h0", "h2"], 19)).await;
     store.fail(&[1, 2]);
     lab.switches.get_mut("spine0").unwrap().stop().await;
     let state = events.group("lasting", v1::GroupPhase::Degraded).await;
@@ -482,7 +476,7 @@ async fn a_store_that_fails_is_left_alone() {
     let names: Vec<String> = (0..40).map(|n| format!("g{n}")).collect();
     for (name, qpn) in names.iter().zip(17..) {
         let request = lab.given(name, &["h0", "h2"], qpn);
-        client.create_group(request).await.unwrap();
+        client.create(request).await;
         reaches(&client, name, v1::GroupPhase::Active).await;
     }
     store.set_broken(true);

@@ -27,10 +27,9 @@ fn rule(lab: &Lab, switch: &str) -> (u64, Option<u32>, Vec<String>) {
 /// Its queue pairs and PSNs stay: switches learn where the stream is.
 #[tokio::test(start_paused = true)]
 async fn a_group_goes_on_without_a_receiver() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
+    let (lab, _controller, mut client) = two_tiers().await;
     let request = lab.given("g", &["h0", "h1", "h2", "h3"], 17);
-    client.create_group(request).await.unwrap();
+    client.create(request).await;
     let before = reaches(&client, "g", GroupPhase::Active).await.state.unwrap();
 
     assert_eq!(evict(&mut client, "g", "h3").await.unwrap(), [""; 0]);
@@ -67,7 +66,7 @@ async fn a_switch_that_cannot_be_reached_learns_of_it_when_it_returns() {
         let mut lab = Lab::two_tiers().await;
         let (mut controller, mut client) = lab.start().await;
         let request = lab.given("g", &["h0", "h1", "h2", "h3"], 17);
-        client.create_group(request).await.unwrap();
+        client.create(request).await;
         let mut events = Events::of(&client).await;
         lab.switches.get_mut("leaf1").unwrap().stop().await;
         events.switch("leaf1", false).await;
@@ -89,12 +88,8 @@ async fn a_switch_that_cannot_be_reached_learns_of_it_when_it_returns() {
 
 #[tokio::test(start_paused = true)]
 async fn a_group_does_not_wait_for_a_member_that_is_put_out() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
-    client
-        .create_group(creation("g", &["h0", "h1", "h2"]))
-        .await
-        .unwrap();
+    let (lab, _controller, mut client) = two_tiers().await;
+    client.create(creation("g", &["h0", "h1", "h2"])).await;
     let mut joins = Vec::new();
     for host in ["h0", "h1"] {
         let joined = client.join_group(lab.joining("g", host, 17)).await.unwrap();
@@ -107,8 +102,7 @@ async fn a_group_does_not_wait_for_a_member_that_is_put_out() {
 
 #[tokio::test(start_paused = true)]
 async fn a_collective_group_fails_with_the_name_of_the_rank() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
+    let (lab, _controller, mut client) = two_tiers().await;
     for member in ["2", "h2"] {
         let mut ranks = lab.ranks(&client, member, 4, 17).await;
         all(&mut ranks, CollectivePhase::Active).await;

@@ -161,10 +161,7 @@ async fn the_leader_is_killed_and_another_goes_on() {
     let lab = Lab::two_tiers().await;
     let mut processes = Processes::start(&lab, &cluster, 2, LASTING);
     let (first, mut client) = processes.leader(None).await;
-    client
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
     let (gate, mut told) = lab.switch("spine0").hold();
     let request = lab.given("h", &["h1", "h3"], 18);
     let create = tokio::spawn(async move { client.create_group(request).await });
@@ -191,7 +188,7 @@ async fn a_leader_that_was_paused_changes_nothing() {
     // Long before the pause, and short for the test, which waits for its end.
     let processes = Processes::start(&lab, &cluster, 2, Duration::from_secs(10));
     let (first, mut old) = processes.leader(None).await;
-    old.create_group(lab.given("g", &["h0", "h2"], 17)).await.unwrap();
+    old.create(lab.given("g", &["h0", "h2"], 17)).await;
     // It is paused between the switches of a group.
     let (gate, mut told) = lab.switch("spine0").hold();
     let late = lab.given("late", &["h1", "h3"], 18);
@@ -204,7 +201,7 @@ async fn a_leader_that_was_paused_changes_nothing() {
     gate.add_permits(100);
     let (_, mut new) = processes.leader(Some(first)).await;
     reaches(&new, "late", Active).await;
-    new.destroy_group(destruction("late")).await.unwrap();
+    new.destroy("late").await;
     let request = lab.given("x", &["h1", "h3"], 19);
     let x = tokio::spawn({
         let mut old = old.clone();

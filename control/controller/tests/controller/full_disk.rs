@@ -103,10 +103,7 @@ async fn a_full_disk_is_outlived() {
     assert_eq!(left, 1, "nothing but what fills it");
     disk.free();
     let (controller, mut client) = start(lab.config.clone()).await;
-    client
-        .create_group(lab.given("lasting", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    client.create(lab.given("lasting", &["h0", "h2"], 17)).await;
     reaches(&client, "lasting", v1::GroupPhase::Active).await;
     let mut expected = BTreeSet::from(["lasting".to_owned()]);
     for outage in 0..3 {
@@ -138,7 +135,7 @@ async fn a_full_disk_is_outlived() {
         lab.switches.get_mut("spine0").unwrap().start().await;
         reaches(&client, "lasting", v1::GroupPhase::Active).await;
         let request = creation(&format!("{name}{created}"), &["h0", "h2"]);
-        client.create_group(request).await.unwrap();
+        client.create(request).await;
         expected.insert(format!("{name}{created}"));
         assert_eq!(names(&mut client).await, expected);
     }

@@ -9,25 +9,16 @@ use tonic::{Code, Status};
 
 #[tokio::test(start_paused = true)]
 async fn members_join_switches_confirm_and_destruction_leaves_nothing() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
-    let created = client
-        .create_group(creation("g", &["h0", "h2", "h1", "h3"]))
-        .await
-        .unwrap()
-        .into_inner();
-    let group = created.group.unwrap();
+    let (lab, _controller, mut client) = two_tiers().await;
+    let created = client.create(creation("g", &["h0", "h2", "h1", "h3"])).await;
+    let group = created;
     assert_eq!(
         (phase(&group), group.mcst_id.as_str(), group.pmtu),
         (Registered, "10.200.0.1", 1024)
     );
     let mut streams = Vec::new();
     for (i, host) in ["h0", "h1", "h2", "h3"].into_iter().enumerate() {
-        let mut stream = client
-            .join_group(lab.joining("g", host, 17 + i as u32))
-            .await
-            .unwrap()
-            .into_inner();
+        let mut stream = client.join(lab.joining("g", host, 17 + i as u32)).await;
         let first = next(&mut stream).await;
         if host != "h3" {
             assert_eq!(phase(&first), Registered);
@@ -50,11 +41,7 @@ async fn members_join_switches_confirm_and_destruction_leaves_nothing() {
     }
     // Downstream first: each switch is told when all below it are ready.
     assert_eq!(*lab.journal.lock(), ["leaf1 +g.1", "spine0 +g.1", "leaf0 +g.1"]);
-    let group = client
-        .get_group(v1::GetGroupRequest { group: "g".into() })
-        .await
-        .unwrap()
-        .into_inner();
+    let group = client.get("g").await;
     let tree: Vec<_> = group
         .tree
         .iter()
@@ -75,18 +62,15 @@ async fn members_join_switches_confirm_and_destruction_leaves_nothing() {
         (3, Some(100), 2)
     );
 
-    let destroyed = client.destroy_group(destruction("g")).await.unwrap();
-    assert!(destroyed.into_inner().complete);
+    let destroyed = client.destroy("g").await;
+    assert!(destroyed.complete);
     assert!(lab.placed().is_empty());
     // The source's switch first: from then on nothing flows.
     assert_eq!(
         lab.journal.lock()[3..],
         ["leaf0 -g.1", "spine0 -g.1", "leaf1 -g.1"]
     );
-    let gone = client
-        .get_group(v1::GetGroupRequest { group: "g".into() })
-        .await
-        .unwrap_err();
+    let gone = client.try_get("g").await.unwrap_err();
     assert_eq!(gone.code(), Code::NotFound);
 }
 
@@ -96,17 +80,9 @@ async fn one_switch_that_refuses_leaves_nothing_anywhere() {
     lab.switch("spine0")
         .with(|t| t.refuse = Some(Status::resource_exhausted("0 groups fit: no place for another")));
     let (_controller, mut client) = lab.start().await;
-    client.create_group(creation("g", &["h0", "h2"])).await.unwrap();
-    let mut source = client
-        .join_group(lab.joining("g", "h0", 17))
-        .await
-        .unwrap()
-        .into_inner();
-    let mut receiver = client
-        .join_group(lab.joining("g", "h2", 17))
-        .await
-        .unwrap()
-        .into_inner();
+    client.create(creation("g", &["h0", "h2"])).await;
+    let mut source = client.join(lab.joining("g", "h0", 17)).await;
+    let mut receiver = client.join(lab.joining("g", "h2", 17)).await;
     for stream in [&mut source, &mut receiver] {
         let state = last(stream).await;
         assert_eq!(phase(&state), Failed);
@@ -121,29 +97,20 @@ async fn one_switch_that_refuses_leaves_nothing_anywhere() {
 
     // It can be tried again: all must join again.
     lab.switch("spine0").with(|t| t.refuse = None);
-    let mut source = client
-        .join_group(lab.joining("g", "h0", 18))
-        .await
-        .unwrap()
-        .into_inner();
+    let mut source = client.join(lab.joining("g", "h0", 18)).await;
     let first = next(&mut source).await;
     assert_eq!(
         (phase(&first), first.reason.as_str()),
         (Registered, "waits for h2")
     );
-    let mut receiver = client
-        .join_group(lab.joining("g", "h2", 18))
-        .await
-        .unwrap()
-        .into_inner();
+    let mut receiver = client.join(lab.joining("g", "h2", 18)).await;
     assert_eq!(phase(&last(&mut receiver).await), Active);
     assert_eq!(lab.placed(), ["leaf0 g.2", "leaf1 g.2", "spine0 g.2"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_group_with_all_connections_given_is_active_or_refused_whole() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
+    let (lab, _controller, mut client) = two_tiers().await;
     lab.switch("leaf0")
         .with(|t| t.refuse = Some(Status::resource_exhausted("the group needs 9 bytes, 3 are left")));
     let refused = client
@@ -158,21 +125,14 @@ async fn a_group_with_all_connections_given_is_active_or_refused_whole() {
     assert_eq!(violations(&refused)[0].field, "switches.leaf0");
     assert!(lab.placed().is_empty());
     lab.switch("leaf0").with(|t| t.refuse = None);
-    let group = client
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap()
-        .into_inner()
-        .group
-        .unwrap();
+    let group = client.create(lab.given("g", &["h0", "h2"], 17)).await;
     assert_eq!(phase(&group), Active);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_join_whose_call_ends_is_withdrawn() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
-    client.create_group(creation("g", &["h0", "h2"])).await.unwrap();
+    let (lab, _controller, mut client) = two_tiers().await;
+    client.create(creation("g", &["h0", "h2"])).await;
     let mut events = Events::of(&client).await;
     let waits_for = |hosts: &'static str| {
         move |event: &v1::controller_event::Event| match event {
@@ -180,28 +140,16 @@ async fn a_join_whose_call_ends_is_withdrawn() {
             _ => None,
         }
     };
-    let mut stream = client
-        .join_group(lab.joining("g", "h0", 17))
-        .await
-        .unwrap()
-        .into_inner();
+    let mut stream = client.join(lab.joining("g", "h0", 17)).await;
     next(&mut stream).await;
     events.until(waits_for("h2")).await;
     drop(stream);
     events.until(waits_for("h0, h2")).await;
 
     // A second call of the same host takes the place of the first, which is told.
-    let mut first = client
-        .join_group(lab.joining("g", "h0", 17))
-        .await
-        .unwrap()
-        .into_inner();
+    let mut first = client.join(lab.joining("g", "h0", 17)).await;
     next(&mut first).await;
-    let mut second = client
-        .join_group(lab.joining("g", "h0", 18))
-        .await
-        .unwrap()
-        .into_inner();
+    let mut second = client.join(lab.joining("g", "h0", 18)).await;
     next(&mut second).await;
     let ended = loop {
         match first.message().await {
@@ -211,20 +159,12 @@ async fn a_join_whose_call_ends_is_withdrawn() {
         }
     };
     assert_eq!(ended.code(), Code::Aborted);
-    let mut receiver = client
-        .join_group(lab.joining("g", "h2", 17))
-        .await
-        .unwrap()
-        .into_inner();
+    let mut receiver = client.join(lab.joining("g", "h2", 17)).await;
     assert_eq!(phase(&last(&mut receiver).await), Active);
     assert_eq!(phase(&last(&mut second).await), Active);
     // After that, calls come and go.
     drop(second);
-    let mut again = client
-        .join_group(lab.joining("g", "h0", 18))
-        .await
-        .unwrap()
-        .into_inner();
+    let mut again = client.join(lab.joining("g", "h0", 18)).await;
     assert_eq!(phase(&last(&mut again).await), Active);
     let other = client.join_group(lab.joining("g", "h0", 19)).await.unwrap_err();
     assert_eq!(other.code(), Code::FailedPrecondition);
@@ -237,17 +177,9 @@ async fn a_member_lost_during_installation_takes_it_back() {
     let lab = Lab::two_tiers().await;
     let (gate, mut waits) = lab.switch("spine0").hold();
     let (_controller, mut client) = lab.start().await;
-    client.create_group(creation("g", &["h0", "h2"])).await.unwrap();
-    let source = client
-        .join_group(lab.joining("g", "h0", 17))
-        .await
-        .unwrap()
-        .into_inner();
-    let mut receiver = client
-        .join_group(lab.joining("g", "h2", 17))
-        .await
-        .unwrap()
-        .into_inner();
+    client.create(creation("g", &["h0", "h2"])).await;
+    let source = client.join(lab.joining("g", "h0", 17)).await;
+    let mut receiver = client.join(lab.joining("g", "h2", 17)).await;
     waits.recv().await.unwrap();
     assert_eq!(lab.placed(), ["leaf1 g.1"]);
     let mut events = Events::of(&client).await;
@@ -257,11 +189,7 @@ async fn a_member_lost_during_installation_takes_it_back() {
     let state = events.group("g", Registered).await;
     assert_eq!(state.reason, "waits for h0");
     assert!(lab.placed().is_empty());
-    let mut source = client
-        .join_group(lab.joining("g", "h0", 18))
-        .await
-        .unwrap()
-        .into_inner();
+    let mut source = client.join(lab.joining("g", "h0", 18)).await;
     for stream in [&mut source, &mut receiver] {
         assert_eq!(phase(&last(stream).await), Active);
     }
@@ -291,17 +219,9 @@ async fn without_a_file_hosts_are_found_where_they_are_seen() {
     let mut lab = Lab::new(Topology::leaf_spine(2, 1, 1).unwrap()).await;
     lab.config.topology = None;
     let (_controller, mut client) = lab.start().await;
-    client.create_group(creation("g", &["h0", "h1"])).await.unwrap();
-    let mut source = client
-        .join_group(lab.joining("g", "h0", 17))
-        .await
-        .unwrap()
-        .into_inner();
-    let mut receiver = client
-        .join_group(lab.joining("g", "h1", 17))
-        .await
-        .unwrap()
-        .into_inner();
+    client.create(creation("g", &["h0", "h1"])).await;
+    let mut source = client.join(lab.joining("g", "h0", 17)).await;
+    let mut receiver = client.join(lab.joining("g", "h1", 17)).await;
     let waiting = loop {
         let state = next(&mut source).await;
         if phase(&state) == Installing && !state.reason.is_empty() {
@@ -364,11 +284,7 @@ async fn without_a_file_hosts_are_found_where_they_are_seen() {
         assert_eq!(phase(&last(stream).await), Active);
     }
     assert_eq!(lab.placed(), ["leaf0 g.1", "leaf1 g.1", "spine0 g.1"]);
-    let topology = client
-        .get_topology(v1::GetTopologyRequest {})
-        .await
-        .unwrap()
-        .into_inner();
+    let topology = client.topology().await;
     assert!(!topology.from_file);
     let places: Vec<_> = topology
         .hosts
@@ -385,17 +301,9 @@ async fn a_host_that_is_never_seen_fails_the_group_and_says_where_it_was_looked_
     lab.config.topology = None;
     lab.config.timeouts.host = std::time::Duration::from_millis(50);
     let (_controller, mut client) = lab.start().await;
-    client.create_group(creation("g", &["h0", "h1"])).await.unwrap();
-    let mut source = client
-        .join_group(lab.joining("g", "h0", 17))
-        .await
-        .unwrap()
-        .into_inner();
-    let _receiver = client
-        .join_group(lab.joining("g", "h1", 17))
-        .await
-        .unwrap()
-        .into_inner();
+    client.create(creation("g", &["h0", "h1"])).await;
+    let mut source = client.join(lab.joining("g", "h0", 17)).await;
+    let _receiver = client.join(lab.joining("g", "h1", 17)).await;
     let state = last(&mut source).await;
     assert_eq!(phase(&state), Failed);
     let wanted = "members[0].host: host \"h0\" (10.0.0.1, 02:00:0a:00:00:01) was not seen yet; looked for its ARP at the \

@@ -37,13 +37,9 @@ fn refused<T: std::fmt::Debug>(answer: Result<T, Status>, code: Code, field: &st
 
 #[tokio::test(start_paused = true)]
 async fn every_switch_gets_every_lane_and_destruction_leaves_none() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
-    let created = client
-        .create_group(given(&lab, "g", &["h0", "h2", "h3"], 17, 3))
-        .await
-        .unwrap();
-    let group = created.into_inner().group.unwrap();
+    let (lab, _controller, mut client) = two_tiers().await;
+    let created = client.create(given(&lab, "g", &["h0", "h2", "h3"], 17, 3)).await;
+    let group = created;
     assert_eq!(phase(&group), Active);
     let lanes: Vec<_> = group
         .lanes
@@ -85,15 +81,12 @@ async fn every_switch_gets_every_lane_and_destruction_leaves_none() {
         }
     });
     // The next group's addresses come after all of these.
-    let other = client
-        .create_group(creation("other", &["h0", "h1"]))
-        .await
-        .unwrap();
-    let other = other.into_inner().group.unwrap();
+    let other = client.create(creation("other", &["h0", "h1"])).await;
+    let other = other;
     assert_eq!((other.mcst_id.as_str(), other.lanes.len()), ("10.200.0.4", 1));
     assert_eq!(other.lanes[0].name, "other");
-    let destroyed = client.destroy_group(destruction("g")).await.unwrap();
-    assert!(destroyed.into_inner().complete && lab.placed().is_empty());
+    let destroyed = client.destroy("g").await;
+    assert!(destroyed.complete && lab.placed().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -106,19 +99,19 @@ async fn one_lane_without_room_leaves_nothing_anywhere() {
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(status.message().contains("no room for g/1"), "{status}");
     assert!(lab.placed().is_empty(), "{:?}", lab.placed());
-    let gone = client.get_group(v1::GetGroupRequest { group: "g".into() }).await;
+    let gone = client.try_get("g").await;
     assert_eq!(gone.unwrap_err().code(), Code::NotFound);
 
     // Members that join hear why, and may try again.
     let mut request = creation("g", &["h0", "h2"]);
     request.lanes = 2;
-    client.create_group(request).await.unwrap();
+    client.create(request).await;
     for (round, expected) in [(0, Failed), (1, Active)] {
         let mut streams = Vec::new();
         for host in ["h0", "h2"] {
             let mut joining = lab.joining("g", host, 30 + round * 2);
             joining.connection = joining.connection.map(|c| ends(c, 2));
-            streams.push(client.join_group(joining).await.unwrap().into_inner());
+            streams.push(client.join(joining).await);
         }
         for stream in &mut streams {
             assert_eq!(phase(&last(stream).await), expected);
@@ -133,8 +126,7 @@ async fn one_lane_without_room_leaves_nothing_anywhere() {
 
 #[tokio::test(start_paused = true)]
 async fn a_member_brings_as_many_queue_pairs_as_there_are_lanes() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
+    let (lab, _controller, mut client) = two_tiers().await;
     let mut request = creation("g", &["h0", "h2"]);
     request.lanes = 17;
     refused(
@@ -143,7 +135,7 @@ async fn a_member_brings_as_many_queue_pairs_as_there_are_lanes() {
         "lanes",
     );
     request.lanes = 2;
-    client.create_group(request).await.unwrap();
+    client.create(request).await;
     for lanes in [1, 3] {
         let mut joining = lab.joining("g", "h0", 17);
         joining.connection = joining.connection.map(|c| ends(c, lanes));
@@ -152,7 +144,7 @@ async fn a_member_brings_as_many_queue_pairs_as_there_are_lanes() {
     }
     let mut joining = lab.joining("g", "h0", 17);
     joining.connection = joining.connection.map(|c| ends(c, 2));
-    let mut stream = client.join_group(joining).await.unwrap().into_inner();
+    let mut stream = client.join(joining).await;
     assert_eq!(next(&mut stream).await.lanes.len(), 2);
     // No queue pair is in two groups, whatever the lane.
     client
@@ -165,12 +157,8 @@ async fn a_member_brings_as_many_queue_pairs_as_there_are_lanes() {
 
 #[tokio::test(start_paused = true)]
 async fn when_all_have_left_all_lanes_go_and_come_again() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
-    client
-        .create_group(given(&lab, "g", &["h0", "h1"], 17, 2))
-        .await
-        .unwrap();
+    let (lab, _controller, mut client) = two_tiers().await;
+    client.create(given(&lab, "g", &["h0", "h1"], 17, 2)).await;
     assert_eq!(lab.placed(), ["leaf0 g/0.1", "leaf0 g/1.1"]);
     let leave = v1::LeaveGroupRequest {
         group: "g".into(),
@@ -185,7 +173,7 @@ async fn when_all_have_left_all_lanes_go_and_come_again() {
     for host in ["h0", "h1"] {
         let mut joining = lab.joining("g", host, 27);
         joining.connection = joining.connection.map(|c| ends(c, 2));
-        streams.push(client.join_group(joining).await.unwrap().into_inner());
+        streams.push(client.join(joining).await);
     }
     for stream in &mut streams {
         assert_eq!(phase(&last(stream).await), Active);
@@ -195,12 +183,8 @@ async fn when_all_have_left_all_lanes_go_and_come_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_restart_keeps_the_lanes_and_a_switch_gets_all_of_them_again() {
-    let mut lab = Lab::two_tiers().await;
-    let (controller, mut client) = lab.start().await;
-    client
-        .create_group(given(&lab, "g", &["h0", "h2"], 17, 2))
-        .await
-        .unwrap();
+    let (mut lab, controller, mut client) = two_tiers().await;
+    client.create(given(&lab, "g", &["h0", "h2"], 17, 2)).await;
     let before = reaches(&client, "g", Active).await;
     controller.stop().await;
     let (_controller, client) = lab.start().await;
@@ -258,8 +242,7 @@ fn rank_of(lab: &Lab, rank: u32, lanes: u32) -> v1::InitGroupRequest {
 
 #[tokio::test(start_paused = true)]
 async fn ranks_have_a_queue_pair_in_each_lane_and_switches_set_memory_aside_for_all() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
+    let (lab, _controller, mut client) = two_tiers().await;
     let mut single = lab.ranks(&client, "single", 4, 99).await;
     all(&mut single, CollectivePhase::Active).await;
     let memory = |group: &v1::Collective| group.tree.iter().map(|n| n.memory_bytes).collect::<Vec<_>>();
@@ -304,8 +287,8 @@ async fn ranks_have_a_queue_pair_in_each_lane_and_switches_set_memory_aside_for_
         Code::InvalidArgument,
         "settings.lanes",
     );
-    client.destroy_group(destruction("job")).await.unwrap();
-    client.destroy_group(destruction("single")).await.unwrap();
+    client.destroy("job").await;
+    client.destroy("single").await;
     assert!(lab.placed().is_empty());
 }
 

@@ -45,7 +45,7 @@ async fn group(lab: &Lab, client: &Client, hosts: &[&str], loss: MemberLoss) -> 
         on_member_loss: loss as i32,
         ..creation("g", hosts)
     };
-    client.clone().create_group(request).await.unwrap();
+    client.create(request).await;
     let mut calls = Vec::new();
     for host in hosts {
         calls.push(join(lab, client, host, 17).await);
@@ -116,8 +116,7 @@ fn joined(state: &v1::GroupState, generation: u64, psn: u32) -> v1::agent_event:
 /// It is at a leaf that has no other receiver, and that served it before.
 #[tokio::test(start_paused = true)]
 async fn a_receiver_that_was_lost_comes_back_while_the_others_go_on() {
-    let lab = Lab::two_tiers().await;
-    let (controller, client) = lab.start().await;
+    let (lab, controller, client) = two_tiers().await;
     let mut calls = group(&lab, &client, &HOSTS[..3], MemberLoss::Evict).await;
     let before = get(&client).await.state.unwrap();
 
@@ -179,8 +178,7 @@ async fn a_receiver_that_was_lost_comes_back_while_the_others_go_on() {
 #[tokio::test(start_paused = true)]
 async fn one_whose_call_ends_before_the_next_message_is_put_out() {
     for loss in [MemberLoss::Evict, MemberLoss::Fail] {
-        let lab = Lab::two_tiers().await;
-        let (_controller, mut client) = lab.start().await;
+        let (lab, _controller, mut client) = two_tiers().await;
         let _calls = group(&lab, &client, &HOSTS, loss).await;
         let (group, host, rank) = ("g".into(), "h2".into(), None);
         client
@@ -205,8 +203,7 @@ async fn one_whose_call_ends_before_the_next_message_is_put_out() {
 
 #[tokio::test(start_paused = true)]
 async fn refusals_name_the_reason() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
+    let (lab, _controller, mut client) = two_tiers().await;
     let mut calls = group(&lab, &client, &HOSTS[..3], MemberLoss::Evict).await;
     drop(calls.pop());
     // Until the controller has noticed that the call ended, and the switches have the rules without it.
@@ -233,8 +230,7 @@ async fn refusals_name_the_reason() {
 /// leaf1 goes on serving h3 by its old rule, and gets the new one late: one that joins now would be carried on from a rule that leaf1 never had.
 #[tokio::test(start_paused = true)]
 async fn a_late_join_waits_while_switches_are_being_changed() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
+    let (lab, _controller, mut client) = two_tiers().await;
     let _calls = group(&lab, &client, &HOSTS, MemberLoss::Evict).await;
     let (gate, mut held) = lab.switch("leaf1").hold();
     let leave = v1::LeaveGroupRequest {
@@ -264,8 +260,7 @@ async fn add(client: &Client, group: &str, host: &str) -> Result<v1::AddMemberRe
 /// It was no member when the group was created. Nothing changes for the others before it joins.
 #[tokio::test(start_paused = true)]
 async fn a_new_member_joins_the_running_stream() {
-    let lab = Lab::two_tiers().await;
-    let (controller, client) = lab.start().await;
+    let (lab, controller, client) = two_tiers().await;
     let _calls = group(&lab, &client, &HOSTS[..2], MemberLoss::Evict).await;
     let mut events = Events::of(&client).await;
     let added = add(&client, "g", "h2").await.unwrap();
@@ -289,10 +284,9 @@ async fn a_new_member_joins_the_running_stream() {
 
 #[tokio::test(start_paused = true)]
 async fn a_group_waits_for_a_new_member() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let request = creation("g", &HOSTS[..2]);
-    client.clone().create_group(request).await.unwrap();
+    client.create(request).await;
     let mut calls = vec![join(&lab, &client, "h0", 17).await];
     let added = add(&client, "g", "h2").await.unwrap();
     assert_eq!((added.added, added.phase()), (true, Registered));
@@ -309,10 +303,9 @@ async fn a_group_waits_for_a_new_member() {
 
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_added_is_named() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let request = creation("g", &HOSTS[..2]);
-    client.clone().create_group(request).await.unwrap();
+    client.create(request).await;
     let _ranks = lab.ranks(&client, "sums", 2, 17).await;
     for (group, host, code, what) in [
         ("g", "leaf0", Code::AlreadyExists, "\"leaf0\" is a switch"),
@@ -368,7 +361,7 @@ async fn a_receiver_leaves_a_group_with_a_static_core_and_comes_back() {
         distribution: "static".into(),
         ..creation("g", &HOSTS)
     };
-    client.clone().create_group(request).await.unwrap();
+    client.create(request).await;
     let mut calls = Vec::new();
     for host in HOSTS {
         calls.push(join(&lab, &client, host, 17).await);

@@ -21,7 +21,7 @@ async fn join(lab: &Lab, client: &Client, host: &str, qpn: u32, lease_ms: Option
         lease_ms,
         ..lab.joining("g", host, qpn)
     };
-    client.clone().join_group(request).await.unwrap().into_inner()
+    client.join(request).await
 }
 
 /// A group of three whose members have these leases; their calls.
@@ -30,7 +30,7 @@ async fn group(lab: &Lab, client: &Client, loss: MemberLoss, leases: [Option<u32
         on_member_loss: loss as i32,
         ..creation("g", &HOSTS)
     };
-    client.clone().create_group(request).await.unwrap();
+    client.create(request).await;
     let mut calls = Vec::new();
     for (host, lease) in HOSTS.into_iter().zip(leases) {
         calls.push(join(lab, client, host, 17, lease).await);
@@ -47,8 +47,7 @@ fn phases(state: &v1::GroupState) -> Vec<MemberPhase> {
 
 #[tokio::test(start_paused = true)]
 async fn a_receiver_whose_lease_ends_is_put_out_and_the_others_go_on() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
+    let (lab, _controller, mut client) = two_tiers().await;
     let mut calls = group(&lab, &client, MemberLoss::Evict, [LONG, LONG, SHORT]).await;
     let mut events = Events::of(&client).await;
     drop(calls.pop());
@@ -67,8 +66,7 @@ async fn a_receiver_whose_lease_ends_is_put_out_and_the_others_go_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_group_that_fails_with_a_receiver_says_which() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let mut calls = group(&lab, &client, MemberLoss::Fail, [LONG, LONG, SHORT]).await;
     drop(calls.pop());
     let state = reaches(&client, "g", Failed).await.state.unwrap();
@@ -82,8 +80,7 @@ async fn a_group_that_fails_with_a_receiver_says_which() {
 /// Its receivers come again with new queue pairs, and so does a source.
 #[tokio::test(start_paused = true)]
 async fn without_its_source_a_group_waits_for_its_members_again() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let mut calls = group(&lab, &client, MemberLoss::Evict, [SHORT, LONG, LONG]).await;
     drop(calls.remove(0));
     reaches(&client, "g", Registered).await;
@@ -100,8 +97,7 @@ async fn without_its_source_a_group_waits_for_its_members_again() {
 /// It need not wait for its old lease.
 #[tokio::test(start_paused = true)]
 async fn a_source_that_is_back_with_a_new_queue_pair_opens_the_group() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
+    let (lab, _controller, mut client) = two_tiers().await;
     let mut calls = group(&lab, &client, MemberLoss::Evict, [LONG; 3]).await;
     // While its call stands, it is in.
     let taken = client.join_group(lab.joining("g", "h0", 18)).await.unwrap_err();
@@ -130,8 +126,7 @@ async fn a_source_that_is_back_with_a_new_queue_pair_opens_the_group() {
 /// The file that a restart takes over has another address for a host that is in.
 #[tokio::test(start_paused = true)]
 async fn a_slip_in_the_topology_file_puts_nobody_out() {
-    let mut lab = Lab::two_tiers().await;
-    let (controller, client) = lab.start().await;
+    let (mut lab, controller, client) = two_tiers().await;
     let calls = group(&lab, &client, MemberLoss::Fail, [LONG; 3]).await;
     let mut ranks = lab.ranks(&client, "job", 4, 18).await;
     all(&mut ranks, CollectivePhase::Active).await;
@@ -161,8 +156,7 @@ async fn a_slip_in_the_topology_file_puts_nobody_out() {
 /// As clients that know of no leases: the call ends, and the member stays.
 #[tokio::test(start_paused = true)]
 async fn without_a_lease_a_member_stays() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
+    let (lab, _controller, mut client) = two_tiers().await;
     let mut calls = group(&lab, &client, MemberLoss::Evict, [None, None, SHORT]).await;
     assert!(calls[0].message().await.unwrap().is_none());
     let mut events = Events::of(&client).await;
@@ -182,8 +176,7 @@ async fn without_a_lease_a_member_stays() {
 /// A call with the same connection renews the lease, also at a controller that was started again.
 #[tokio::test(start_paused = true)]
 async fn after_a_restart_of_the_controller_members_call_again() {
-    let lab = Lab::two_tiers().await;
-    let (controller, client) = lab.start().await;
+    let (lab, controller, client) = two_tiers().await;
     let calls = group(&lab, &client, MemberLoss::Evict, [LONG, LONG, Some(500)]).await;
     controller.stop().await;
     drop(calls);

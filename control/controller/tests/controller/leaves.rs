@@ -42,7 +42,7 @@ async fn group(lab: &Lab, client: &Client, loss: MemberLoss, lease: bool) -> Vec
         on_member_loss: loss as i32,
         ..creation("g", &HOSTS)
     };
-    client.clone().create_group(request).await.unwrap();
+    client.create(request).await;
     all_join(lab, client, 17, lease).await
 }
 
@@ -81,8 +81,7 @@ async fn a_receiver_that_leaves_is_put_out_at_once_and_the_others_go_on() {
         (MemberLoss::Fail, true),
         (MemberLoss::Evict, false),
     ] {
-        let lab = Lab::two_tiers().await;
-        let (_controller, client) = lab.start().await;
+        let (lab, _controller, client) = two_tiers().await;
         let mut calls = group(&lab, &client, loss, lease).await;
         let mut events = Events::of(&client).await;
         assert!(leave(&client, "h2").await);
@@ -100,7 +99,7 @@ async fn a_receiver_that_leaves_is_put_out_at_once_and_the_others_go_on() {
         assert_eq!(carries_on, Some(1));
         assert!(!leave(&client, "h2").await, "it has left before");
         let request = creation("other", &["h2", "h3"]);
-        client.clone().create_group(request).await.unwrap();
+        client.create(request).await;
         let _other = join(&lab, &client, ("other", "h2"), 17, lease).await;
         if lease {
             assert_eq!(next(&mut calls[0]).await.phase(), Active);
@@ -115,8 +114,7 @@ async fn a_receiver_that_leaves_is_put_out_at_once_and_the_others_go_on() {
 /// The source asks for it when its stream is acknowledged. Whoever joins again has nothing of the next stream.
 #[tokio::test(start_paused = true)]
 async fn what_a_receiver_has_when_it_leaves_is_kept_until_it_joins_again() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let _calls = group(&lab, &client, MemberLoss::Evict, true).await;
     let leave = |host: &str, bytes, lacks: &str| {
         let received = Some(v1::Received {
@@ -177,8 +175,7 @@ async fn what_a_receiver_has_when_it_leaves_is_kept_until_it_joins_again() {
 #[tokio::test(start_paused = true)]
 async fn without_receivers_a_group_waits_for_its_members_again() {
     for loss in [MemberLoss::Evict, MemberLoss::Fail] {
-        let lab = Lab::two_tiers().await;
-        let (_controller, client) = lab.start().await;
+        let (lab, _controller, client) = two_tiers().await;
         let mut calls = group(&lab, &client, loss, true).await;
         for host in ["h1", "h2"] {
             assert!(leave(&client, host).await);
@@ -195,8 +192,7 @@ async fn without_receivers_a_group_waits_for_its_members_again() {
 /// As at the end of a transfer: the rules are removed, and receivers that leave later change nothing.
 #[tokio::test(start_paused = true)]
 async fn receivers_that_leave_after_the_source_change_no_rules() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let _calls = group(&lab, &client, MemberLoss::Evict, true).await;
     assert!(leave(&client, "h0").await);
     for host in ["h1", "h2"] {
@@ -209,8 +205,7 @@ async fn receivers_that_leave_after_the_source_change_no_rules() {
 /// The receivers learn why, and with whom they go on. One that has left before does not go on.
 #[tokio::test(start_paused = true)]
 async fn a_source_that_goes_on_from_host_to_host_takes_its_receivers_along() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let _calls = group(&lab, &client, MemberLoss::Evict, true).await;
     let divert = async |host: &str, why: &str| {
         let request = v1::LeaveGroupRequest {
@@ -291,7 +286,7 @@ async fn torn(topology: Topology, loss: MemberLoss, goes: Option<(&str, u32)>) -
         on_member_loss: loss as i32,
         ..creation("g", &HOSTS)
     };
-    client.clone().create_group(request).await.unwrap();
+    client.create(request).await;
     let calls = all_join(&lab, &client, 17, true).await;
     let state = reaches(&client, "g", Active).await.state.unwrap();
     let mut events = Events::of(&client).await;
@@ -417,13 +412,12 @@ async fn who_may_have_another_way_is_not_cut_off() {
 /// Switches cannot change the members of a group in which each may send. Its traffic ends with each way out, and all join again.
 #[tokio::test(start_paused = true)]
 async fn a_group_whose_members_all_send_ends_with_any_of_them() {
-    let mut lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (mut lab, _controller, client) = two_tiers().await;
     let request = v1::CreateGroupRequest {
         any_source: v1::AnySource::Synchronized.into(),
         ..creation("g", &HOSTS)
     };
-    client.clone().create_group(request).await.unwrap();
+    client.create(request).await;
     let mut calls = all_join(&lab, &client, 17, true).await;
     for (qpn, (leaves, phase)) in (18..).zip([
         (0, Registered),

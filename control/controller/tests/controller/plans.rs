@@ -61,8 +61,7 @@ async fn until(client: &Client, is_so: impl Fn(&v1::SwitchState) -> bool) {
 
 #[tokio::test(start_paused = true)]
 async fn a_plan_is_what_is_created_and_takes_nothing() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
+    let (lab, _controller, mut client) = two_tiers().await;
     until(&client, |s| s.reachable).await;
     let members = ["h0", "h1", "h2"];
     let request = creation("g", &members);
@@ -80,13 +79,10 @@ async fn a_plan_is_what_is_created_and_takes_nothing() {
     // Twice the same: no address is taken.
     assert_eq!(plan(&client, Group::Multicast(request)).await.unwrap(), planned);
     assert!(lab.placed().is_empty());
-    let listed = client
-        .list_groups(v1::ListControllerGroupsRequest {})
-        .await
-        .unwrap();
-    assert!(listed.into_inner().groups.is_empty());
+    let listed = client.groups().await;
+    assert!(listed.is_empty());
 
-    client.create_group(lab.given("g", &members, 17)).await.unwrap();
+    client.create(lab.given("g", &members, 17)).await;
     let group = reaches(&client, "g", Active).await;
     assert_eq!(group.state.unwrap().mcst_id, planned.mcst_id);
     let nodes = |tree: &[v1::TreeNode]| -> Vec<(String, usize)> {

@@ -28,12 +28,8 @@ fn lines(answer: v1::PurgeGroupsResponse) -> Vec<(String, bool)> {
 /// A controller that lost its store has another name, and does not touch the groups of the old one by itself.
 #[tokio::test(start_paused = true)]
 async fn what_a_controller_left_is_removed_by_its_name_alone() {
-    let mut lab = Lab::two_tiers().await;
-    let (old, mut client) = lab.start().await;
-    client
-        .create_group(lab.given("old", &["h0", "h1"], 17))
-        .await
-        .unwrap();
+    let (mut lab, old, mut client) = two_tiers().await;
+    client.create(lab.given("old", &["h0", "h1"], 17)).await;
     let owner = old.owner();
     old.stop().await;
     lab.config.store = Some(lab.folder.path().join("new.redb"));
@@ -67,10 +63,7 @@ async fn what_a_controller_left_is_removed_by_its_name_alone() {
     let (new, mut client) = lab.start().await;
     let gone = client.get_group(asked("old")).await.unwrap_err();
     assert_eq!(gone.code(), Code::NotFound, "{gone}");
-    client
-        .create_group(lab.given("new", &["h2", "h3"], 18))
-        .await
-        .unwrap();
+    client.create(lab.given("new", &["h2", "h3"], 18)).await;
     lab.switches.get_mut("spine0").unwrap().stop().await;
 
     let found = client
@@ -110,12 +103,8 @@ async fn told(client: &mut Client, group: &str, joined: &v1::ControllerTerm) -> 
 /// A controller on a store with groups may be on the wrong one, too, or on an older copy.
 #[tokio::test(start_paused = true)]
 async fn a_member_is_told_that_its_group_is_gone_by_those_who_know() {
-    let mut lab = Lab::two_tiers().await;
-    let (old, mut client) = lab.start().await;
-    client
-        .create_group(lab.given("old", &["h0", "h1"], 17))
-        .await
-        .unwrap();
+    let (mut lab, old, mut client) = two_tiers().await;
+    client.create(lab.given("old", &["h0", "h1"], 17)).await;
     let rejoined = client.join_group(lab.joining("old", "h1", 17)).await.unwrap();
     let joined = term_of(rejoined.metadata()).unwrap().expect("a term");
     assert_eq!((&joined.owner, joined.epoch), (&old.owner(), 1));
@@ -144,10 +133,7 @@ async fn a_member_is_told_that_its_group_is_gone_by_those_who_know() {
     lab.config.store = Some(lab.folder.path().join("new.redb"));
     lab.config.init = true;
     let (_new, mut client) = lab.start().await;
-    client
-        .create_group(lab.given("new", &["h2", "h3"], 18))
-        .await
-        .unwrap();
+    client.create(lab.given("new", &["h2", "h3"], 18)).await;
     for group in ["old", "new"] {
         let unsure = told(&mut client, group, &joined).await.unwrap_err();
         let way = format!("castnet group purge --owner {owner} --yes");

@@ -41,7 +41,7 @@ async fn a_group_that_loses_a_link_gets_another_tree_and_goes_on() {
     let lab = two_spines().await;
     let (_controller, mut client) = lab.start().await;
     let request = lab.given("g", &["h0", "h1", "h2", "h3"], 17);
-    client.create_group(request).await.unwrap();
+    client.create(request).await;
     let before = group(&client).await;
     let (mut lost, mut generation) = (spine(&lab), before.generation);
     // The link at the leaf of the source, then the one at the other leaf.
@@ -78,7 +78,7 @@ async fn without_another_tree_a_group_says_what_it_lacks_and_takes_the_next_one(
     lab.config.timeouts.link = std::time::Duration::from_millis(20);
     let (_controller, mut client) = lab.start().await;
     let request = lab.given("g", &["h0", "h1", "h2"], 17);
-    client.create_group(request).await.unwrap();
+    client.create(request).await;
     let generation = group(&client).await.generation;
     let lost = spine(&lab);
     let other = if lost == "spine0" { "spine1" } else { "spine0" };
@@ -105,7 +105,7 @@ async fn a_group_that_loses_a_switch_goes_on_without_it() {
     let mut lab = two_spines().await;
     let (_controller, mut client) = lab.start().await;
     let request = lab.given("g", &["h0", "h1", "h2", "h3"], 17);
-    client.create_group(request).await.unwrap();
+    client.create(request).await;
     let generation = group(&client).await.generation;
     let lost = spine(&lab);
     lab.switches.get_mut(lost).unwrap().stop().await;
@@ -164,15 +164,9 @@ async fn heard_by_all(lab: &Lab, client: &Client) -> v1::GroupState {
         hear(lab, leaf, &["spine0", "spine1"]);
     }
     let mut client = client.clone();
-    client
-        .create_group(lab.given("other", &["h1", "h3"], 18))
-        .await
-        .unwrap();
+    client.create(lab.given("other", &["h1", "h3"], 18)).await;
     reaches(&client, "other", Active).await;
-    client
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
     group(&client).await
 }
 
@@ -253,7 +247,7 @@ async fn a_group_goes_on_without_a_switch_that_it_waits_for_and_that_does_not_an
             stall_timeout_ms: 60_000,
             ..lab.given("g", &["h0", "h2"], 17)
         };
-        client.create_group(request).await.unwrap();
+        client.create(request).await;
         let before = group(&client).await;
         let (mut events, lost) = (Events::of(&client).await, of_g(&lab));
         let stalled = v1::PathStalled {
@@ -308,15 +302,9 @@ async fn a_group_is_where_it_can_be_whatever_is_lost() {
         for leaf in ["leaf0", "leaf1"] {
             hear(&lab, leaf, &NAMES);
         }
-        client
-            .create_group(lab.given("other", &["h0", "h1"], 18))
-            .await
-            .unwrap();
+        client.create(lab.given("other", &["h0", "h1"], 18)).await;
         reaches(&client, "other", Active).await;
-        client
-            .create_group(lab.given("g", &["h0", "h2"], 17))
-            .await
-            .unwrap();
+        client.create(lab.given("g", &["h0", "h2"], 17)).await;
         let mut generation = group(&client).await.generation;
         let well = Spine {
             answers: true,
@@ -410,7 +398,7 @@ async fn a_group_whose_members_all_send_fails_with_a_link() {
         ..lab.given("g", &["h0", "h2"], 17)
     };
     assert_eq!(creation("g", &["h0", "h2"]).start_psn, request.start_psn);
-    client.create_group(request).await.unwrap();
+    client.create(request).await;
     group(&client).await;
     set_link(lab.switch("leaf1"), uplink(spine(&lab)), false);
     let state: v1::GroupState = reaches(&client, "g", Failed).await.state.unwrap();

@@ -78,7 +78,7 @@ async fn until(client: &Client, is: impl Fn(&v1::GroupState) -> bool) -> v1::Gro
 /// A running group of all four hosts.
 async fn group(lab: &Lab, client: &Client) -> v1::GroupState {
     let request = lab.given("g", &["h0", "h1", "h2", "h3"], 17);
-    client.clone().create_group(request).await.unwrap();
+    client.create(request).await;
     reaches(client, "g", Active).await.state.unwrap()
 }
 

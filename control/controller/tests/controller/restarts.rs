@@ -41,10 +41,7 @@ async fn killed_at_any_point_of_a_removal_it_finishes() {
         let lab = Lab::two_tiers().await;
         let (config, mut reached) = stands_still_at(&lab.config, point.clone());
         let (controller, mut client) = start(config).await;
-        client
-            .create_group(lab.given("g", &["h0", "h2"], 17))
-            .await
-            .unwrap();
+        client.create(lab.given("g", &["h0", "h2"], 17)).await;
         let destroy = tokio::spawn(async move { client.destroy_group(destruction("g")).await });
         reached.recv().await.unwrap();
         controller.stop().await;
@@ -58,10 +55,7 @@ async fn killed_at_any_point_of_a_removal_it_finishes() {
         }
         assert!(lab.placed().is_empty(), "{point:?}");
         assert!(
-            client
-                .get_group(v1::GetGroupRequest { group: "g".into() })
-                .await
-                .is_err()
+            client.try_get("g").await.is_err()
         );
     }
 }
@@ -105,40 +99,23 @@ pub(crate) fn stands_still_at(config: &Config, point: Checkpoint) -> (Config, mp
 /// Contract S3, seen from the switches: a controller that comes and goes changes nothing.
 #[tokio::test(start_paused = true)]
 async fn a_restart_of_the_controller_touches_no_switch() {
-    let lab = Lab::two_tiers().await;
-    let (controller, mut client) = lab.start().await;
-    client
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap();
-    client
-        .create_group(creation("waiting", &["h1", "h3"]))
-        .await
-        .unwrap();
+    let (lab, controller, mut client) = two_tiers().await;
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
+    client.create(creation("waiting", &["h1", "h3"])).await;
     let owner = controller.owner().to_string();
     let before = lab.journal.lock().clone();
     controller.stop().await;
 
     let (controller, mut client) = lab.start().await;
     let mut events = Events::of(&client).await;
-    let switches = client
-        .list_switches(v1::ListSwitchesRequest {})
-        .await
-        .unwrap()
-        .into_inner()
-        .switches;
+    let switches = client.switches().await;
     for switch in switches.into_iter().filter(|s| !s.reachable) {
         events.switch(&switch.name, true).await;
     }
     reaches(&client, "g", Active).await;
     assert_eq!(controller.owner(), owner);
     assert_eq!(*lab.journal.lock(), before);
-    let groups = client
-        .list_groups(v1::ListControllerGroupsRequest {})
-        .await
-        .unwrap()
-        .into_inner()
-        .groups;
+    let groups = client.groups().await;
     let names: Vec<_> = groups
         .into_iter()
         .map(|g| g.state.unwrap())
@@ -149,25 +126,15 @@ async fn a_restart_of_the_controller_touches_no_switch() {
         [("g".to_string(), Active), ("waiting".to_string(), Registered)]
     );
     // McstIDs that are in use are not given out again.
-    let next = client
-        .create_group(creation("next", &["h1", "h3"]))
-        .await
-        .unwrap()
-        .into_inner()
-        .group
-        .unwrap();
+    let next = client.create(creation("next", &["h1", "h3"])).await;
     assert_eq!(next.mcst_id, "10.200.0.3");
 }
 
 /// A restarted switch gets its groups again; as the source has long been sending, it learns the PSN from the stream.
 #[tokio::test(start_paused = true)]
 async fn a_restarted_switch_gets_its_groups_again() {
-    let mut lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
-    client
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    let (mut lab, _controller, mut client) = two_tiers().await;
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
     let mut events = Events::of(&client).await;
     lab.switches.get_mut("spine0").unwrap().restart().await;
     let state = events.group("g", Degraded).await;
@@ -210,16 +177,9 @@ async fn a_store_that_was_moved_away_is_not_replaced_at_a_reload() {
 /// A record of the store does not read: the others go on, and nothing is taken from the members of that group.
 #[tokio::test(start_paused = true)]
 async fn a_group_whose_record_does_not_read_is_set_apart() {
-    let lab = Lab::two_tiers().await;
-    let (controller, mut client) = lab.start().await;
-    client
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap();
-    client
-        .create_group(lab.given("k", &["h0", "h2"], 18))
-        .await
-        .unwrap();
+    let (lab, controller, mut client) = two_tiers().await;
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
+    client.create(lab.given("k", &["h0", "h2"], 18)).await;
     controller.stop().await;
     let store = RedbStore::open(lab.config.store.as_ref().unwrap()).unwrap();
     let (key, entry) = store
@@ -252,12 +212,8 @@ async fn a_group_whose_record_does_not_read_is_set_apart() {
         .unwrap_err();
     assert_eq!(taken.code(), Code::AlreadyExists, "{taken}");
     // Its addresses are not free either.
-    let new = client
-        .create_group(lab.given("new", &["h1", "h3"], 19))
-        .await
-        .unwrap()
-        .into_inner();
-    assert_eq!(new.group.unwrap().mcst_id, "10.200.0.3");
+    let new = client.create(lab.given("new", &["h1", "h3"], 19)).await;
+    assert_eq!(new.mcst_id, "10.200.0.3");
     assert_eq!(lab.switch("leaf0").groups(), ["g.1", "k.1", "new.1"]);
     controller.stop().await;
 
@@ -286,12 +242,8 @@ async fn a_group_whose_record_does_not_read_is_set_apart() {
 
 #[tokio::test(start_paused = true)]
 async fn strangers_rules_stay_and_orphans_of_ours_go() {
-    let lab = Lab::two_tiers().await;
-    let (controller, mut client) = lab.start().await;
-    client
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    let (lab, controller, mut client) = two_tiers().await;
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
     let owner = controller.owner().to_string();
     controller.stop().await;
     let put = |mcst_id: &str, name: &str, owner: &str| {
@@ -335,12 +287,8 @@ async fn strangers_rules_stay_and_orphans_of_ours_go() {
 /// Somebody removes a rule of ours by hand: it comes back.
 #[tokio::test(start_paused = true)]
 async fn what_is_removed_behind_its_back_comes_back() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
-    client
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    let (lab, _controller, mut client) = two_tiers().await;
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
     let address = lab
         .config
         .switches
@@ -370,16 +318,12 @@ async fn what_is_removed_behind_its_back_comes_back() {
 
 #[tokio::test(start_paused = true)]
 async fn destruction_waits_for_a_switch_that_cannot_be_reached() {
-    let mut lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
-    client
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    let (mut lab, _controller, mut client) = two_tiers().await;
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
     let mut events = Events::of(&client).await;
     lab.switches.get_mut("leaf1").unwrap().stop().await;
     events.switch("leaf1", false).await;
-    let answer = client.destroy_group(destruction("g")).await.unwrap().into_inner();
+    let answer = client.destroy("g").await;
     assert!(!answer.complete);
     assert_eq!(answer.pending_switches, ["leaf1"]);
     assert_eq!(lab.placed(), ["leaf1 g.1"]);
@@ -399,12 +343,7 @@ async fn a_switch_that_cannot_be_reached_fails_the_group() {
     lab.switches.get_mut("leaf1").unwrap().stop().await;
     let (_controller, mut client) = lab.start().await;
     let mut events = Events::of(&client).await;
-    let switches = client
-        .list_switches(v1::ListSwitchesRequest {})
-        .await
-        .unwrap()
-        .into_inner()
-        .switches;
+    let switches = client.switches().await;
     if switches.iter().find(|s| s.name == "leaf1").unwrap().reason == "not tried yet" {
         events.switch("leaf1", false).await;
     }

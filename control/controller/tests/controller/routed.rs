@@ -71,13 +71,7 @@ async fn each_switch_has_a_mcst_id_of_its_own_prefix_and_tells_it_to_its_members
     lab.config.verify_mac = true;
     let (controller, mut client) = lab.start().await;
     let members = ["h0", "h2", "h3", "h4"];
-    let created = client
-        .create_group(creation("g", &members))
-        .await
-        .unwrap()
-        .into_inner()
-        .group
-        .unwrap();
+    let created = client.create(creation("g", &members)).await;
     let own = ["10.201.0.1", "10.202.0.1", "10.202.0.1", "10.201.0.1"];
     assert_eq!(
         (created.phase(), told(&created)),
@@ -90,7 +84,7 @@ async fn each_switch_has_a_mcst_id_of_its_own_prefix_and_tells_it_to_its_members
     let mut streams = Vec::new();
     for host in members {
         let joining = lab.joining("g", host, 17);
-        streams.push(client.join_group(joining).await.unwrap().into_inner());
+        streams.push(client.join(joining).await);
     }
     for (stream, own) in streams.iter_mut().zip(own) {
         let state = last(stream).await;
@@ -156,7 +150,7 @@ async fn each_switch_has_a_mcst_id_of_its_own_prefix_and_tells_it_to_its_members
     assert!(flat.tree[0].lanes.is_empty());
     assert_eq!(ids(&lab, "leaf1"), ["10.200.0.2", own[1]]);
     for group in ["g", "flat"] {
-        client.destroy_group(destruction(group)).await.unwrap();
+        client.destroy(group).await;
     }
     assert_eq!(lab.placed(), [""; 0], "nothing is left under any McstID");
 }
@@ -167,13 +161,7 @@ async fn an_exhausted_prefix_is_named_and_is_free_again_when_groups_end() {
     let (_controller, mut client) = lab.start().await;
     for (n, own) in [(1, "10.201.0.1"), (2, "10.201.0.2")] {
         let given = lab.given(&format!("g{n}"), &["h0", "h2"], 16 + n);
-        let state = client
-            .create_group(given)
-            .await
-            .unwrap()
-            .into_inner()
-            .group
-            .unwrap();
+        let state = client.create(given).await;
         assert_eq!(told(&state)[0], own);
     }
     let says = "switches.leaf0: switch leaf0 has no McstID left: groups and hosts have those of mcst_prefix 10.201.0.0/30";
@@ -187,33 +175,24 @@ async fn an_exhausted_prefix_is_named_and_is_free_again_when_groups_end() {
     // Two lanes take two at each switch.
     let mut two = creation("two", &["h0", "h2"]);
     two.lanes = 2;
-    client.destroy_group(destruction("g1")).await.unwrap();
+    client.destroy("g1").await;
     let refused = client.create_group(two).await.unwrap_err();
     let two_left = says.replace("no McstID left", "no 2 McstIDs left, one for each lane");
     assert_eq!(refused.message(), two_left);
-    let state = client
-        .create_group(third)
-        .await
-        .unwrap()
-        .into_inner()
-        .group
-        .unwrap();
+    let state = client.create(third).await;
     assert_eq!(
         told(&state),
         ["10.201.0.1", "10.202.0.3"],
         "freed, and not used again soon"
     );
     for group in ["g2", "g3"] {
-        client.destroy_group(destruction(group)).await.unwrap();
+        client.destroy(group).await;
     }
     // Ranks that come without a group hear it too.
     let mut jobs = lab.ranks(&client, "job", 4, 30).await;
     all(&mut jobs, CollectivePhase::Active).await;
     let job = |rank| lab.rank("late", rank, 4, 40);
-    client
-        .create_group(lab.given("g4", &["h0", "h2"], 20))
-        .await
-        .unwrap();
+    client.create(lab.given("g4", &["h0", "h2"], 20)).await;
     let mut late = Vec::new();
     for rank in 0..4 {
         late.push(crate::common::ranks::Rank::join(&client, job(rank)).await);
@@ -261,7 +240,7 @@ async fn each_rank_is_told_the_mcst_id_of_its_switch() {
     let edge = hops(&rule).into_iter().find(|(name, ..)| name == "leaf0");
     assert_eq!(edge, Some(hop("leaf0", "10.201.0.1", OPEN, false)));
     let (gone, mut client) = (client.clone(), client);
-    client.destroy_group(destruction("job")).await.unwrap();
+    client.destroy("job").await;
     vanishes(&gone, "job").await;
     assert_eq!(lab.placed(), [""; 0]);
 }
@@ -272,7 +251,7 @@ async fn each_lane_has_its_own_at_each_switch() {
     let (_controller, mut client) = lab.start().await;
     let mut request = creation("g", &["h1", "h2"]);
     request.lanes = 2;
-    client.create_group(request).await.unwrap();
+    client.create(request).await;
     let mut streams = Vec::new();
     for host in ["h1", "h2"] {
         let mut joining = lab.joining("g", host, 17);
@@ -281,7 +260,7 @@ async fn each_lane_has_its_own_at_each_switch() {
             qpn: 18,
             memory: None,
         }];
-        streams.push(client.join_group(joining).await.unwrap().into_inner());
+        streams.push(client.join(joining).await);
     }
     let lanes = |state: &v1::GroupState| -> Vec<String> {
         state.lanes.iter().map(|lane| lane.mcst_id.clone()).collect()
@@ -315,12 +294,8 @@ async fn a_mcst_id_that_no_switch_would_have_is_refused() {
         refused.message().starts_with("mcst_id: 10.9.0.1 cannot be had: "),
         "{refused}"
     );
-    client.create_group(with(&["h0", "h1"])).await.unwrap();
-    let mut events = client
-        .get_topology(v1::GetTopologyRequest {})
-        .await
-        .unwrap()
-        .into_inner();
+    client.create(with(&["h0", "h1"])).await;
+    let mut events = client.topology().await;
     assert_eq!(events.switches.remove(0).mcst_prefix(), "10.201.0.0/30");
     let forwarder = v1::Forwarder {
         name: "rt".into(),

@@ -24,10 +24,7 @@ async fn the_leader_is_killed_and_another_goes_on() {
     let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
     let mut candidates = Candidates::start(&lab.config, lab.folder.path(), &etcd, 3).await;
     let (first, mut leader) = candidates.leader(None).await;
-    leader
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    leader.create(lab.given("g", &["h0", "h2"], 17)).await;
     let (gate, mut told) = lab.switch("spine0").hold();
     let request = lab.given("h", &["h1", "h3"], 18);
     let create = tokio::spawn(async move { leader.create_group(request).await });
@@ -38,7 +35,7 @@ async fn the_leader_is_killed_and_another_goes_on() {
     let (second, mut leader) = candidates.leader(Some(first)).await;
     reaches(&leader, "h", Active).await;
     reaches(&leader, "g", Active).await;
-    leader.destroy_group(destruction("h")).await.unwrap();
+    leader.destroy("h").await;
     for name in ["leaf0", "leaf1", "spine0"] {
         assert_eq!(lab.switch(name).changes(), ["+g.1", "+h.1", "-h.1"], "{name}");
     }
@@ -93,7 +90,7 @@ async fn a_leader_that_was_cut_off_changes_nothing() {
     let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
     let candidates = Candidates::start(&lab.config, lab.folder.path(), &etcd, 2).await;
     let (first, mut old) = candidates.leader(None).await;
-    old.create_group(lab.given("g", &["h0", "h2"], 17)).await.unwrap();
+    old.create(lab.given("g", &["h0", "h2"], 17)).await;
     // It is cut off between the switches of a group.
     let (gate, mut told) = lab.switch("spine0").hold();
     let late = lab.given("late", &["h1", "h3"], 18);
@@ -108,7 +105,7 @@ async fn a_leader_that_was_cut_off_changes_nothing() {
     gate.add_permits(100);
     let (_, mut new) = candidates.leader(Some(first)).await;
     reaches(&new, "late", Active).await;
-    new.destroy_group(destruction("late")).await.unwrap();
+    new.destroy("late").await;
     let request = lab.given("x", &["h1", "h3"], 19);
     let x = tokio::spawn({
         let mut old = old.clone();
@@ -141,7 +138,7 @@ async fn a_leader_that_was_cut_off_changes_nothing() {
     // All that is late has arrived.
     sleep(LATE).await;
     assert!(!exists(&mut new, "x").await && !exists(&mut new, "late").await);
-    new.create_group(lab.given("h", &["h1", "h3"], 18)).await.unwrap();
+    new.create(lab.given("h", &["h1", "h3"], 18)).await;
     assert_eq!(
         lab.switch("leaf0").changes(),
         ["+g.1", "+late.1", "-late.1", "+h.1"]
@@ -154,7 +151,7 @@ async fn what_arrives_late_changes_nothing() {
     let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
     let candidates = Candidates::start(&lab.config, lab.folder.path(), &etcd, 2).await;
     let (first, mut old) = candidates.leader(None).await;
-    old.create_group(lab.given("g", &["h0", "h2"], 17)).await.unwrap();
+    old.create(lab.given("g", &["h0", "h2"], 17)).await;
     let node = format!("c{first}");
     candidates.net.fail(&node, Some("e0"), Fault::Held([true, false]));
     let late = lab.given("late", &["h1", "h3"], 18);
@@ -163,9 +160,7 @@ async fn what_arrives_late_changes_nothing() {
     moment().await;
     etcd.end_lead();
     let (_, mut new) = candidates.leader(Some(first)).await;
-    new.create_group(lab.given("new", &["h1", "h3"], 18))
-        .await
-        .unwrap();
+    new.create(lab.given("new", &["h1", "h3"], 18)).await;
     candidates.net.heal();
     late.await.unwrap().unwrap_err();
     sleep(LATE).await;

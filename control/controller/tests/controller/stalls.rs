@@ -18,7 +18,7 @@ async fn group(lab: &Lab, client: &Client, members: &[&str], policy: Option<Memb
         }),
         ..lab.given("g", members, 17)
     };
-    client.clone().create_group(request).await.unwrap();
+    client.create(request).await;
     reaches(client, "g", Active).await.state.unwrap()
 }
 
@@ -61,8 +61,7 @@ fn phases(state: &v1::GroupState) -> Vec<MemberPhase> {
 
 #[tokio::test(start_paused = true)]
 async fn a_receiver_that_stalls_is_put_out_and_all_learn_why() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let before = group(&lab, &client, &["h0", "h1", "h2", "h3"], Some(MemberLoss::Evict)).await;
     assert_eq!(before.on_member_stall.map(|p| p.after_ms), Some(1000));
     let told = lab.switch("leaf1").with(|toy| {
@@ -112,8 +111,7 @@ async fn a_receiver_that_stalls_is_put_out_and_all_learn_why() {
 /// Each differs from a report that counts in one thing.
 #[tokio::test(start_paused = true)]
 async fn what_does_not_speak_against_the_receiver_changes_nothing() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let before = group(&lab, &client, &["h0", "h1", "h2", "h3"], Some(MemberLoss::Evict)).await;
     let mut events = Events::of(&client).await;
     let counts = stalled(&before, "h2");
@@ -186,8 +184,7 @@ async fn what_does_not_speak_against_the_receiver_changes_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn without_a_policy_a_group_waits_for_a_receiver_that_stalls() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let before = group(&lab, &client, &["h0", "h1", "h2"], None).await;
     assert_eq!(before.on_member_stall, None);
     let mut events = Events::of(&client).await;
@@ -203,8 +200,7 @@ async fn without_a_policy_a_group_waits_for_a_receiver_that_stalls() {
 
 #[tokio::test(start_paused = true)]
 async fn a_group_that_fails_with_a_receiver_that_stalls_says_which() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let before = group(&lab, &client, &["h0", "h1", "h2"], Some(MemberLoss::Fail)).await;
     report(&lab, "leaf0", &stalled(&before, "h1"));
     let state = reaches(&client, "g", Failed).await.state.unwrap();
@@ -214,8 +210,7 @@ async fn a_group_that_fails_with_a_receiver_that_stalls_says_which() {
 /// There is nobody left to send to.
 #[tokio::test(start_paused = true)]
 async fn without_its_last_receiver_a_group_waits_for_its_members_again() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let before = group(&lab, &client, &["h0", "h2"], Some(MemberLoss::Evict)).await;
     report(&lab, "leaf1", &stalled(&before, "h2"));
     let state = reaches(&client, "g", Registered).await.state.unwrap();

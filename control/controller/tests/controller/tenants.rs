@@ -48,10 +48,7 @@ async fn a_tenant_has_as_many_groups_as_its_quota_says() {
     ])
     .await;
     let (controller, mut client) = lab.start().await;
-    client
-        .create_group(lab.given("a", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    client.create(lab.given("a", &["h0", "h2"], 17)).await;
     let wide = v1::CreateGroupRequest {
         lanes: 2,
         ..crate::common::creation("b", &["h1", "h2"])
@@ -60,14 +57,8 @@ async fn a_tenant_has_as_many_groups_as_its_quota_says() {
     assert_eq!(refused.code(), Code::ResourceExhausted);
     let words = "tenant \"one\" may have 2 groups, has 1, and this group needs 2";
     assert!(refused.message().contains(words), "{refused}");
-    client
-        .create_group(lab.given("b", &["h1", "h2"], 18))
-        .await
-        .unwrap();
-    client
-        .create_group(lab.given("c", &["h2", "h0"], 19))
-        .await
-        .unwrap();
+    client.create(lab.given("b", &["h1", "h2"], 18)).await;
+    client.create(lab.given("c", &["h2", "h0"], 19)).await;
     for (name, source) in [("x", "h0"), ("y", "h3")] {
         let other = if source == "h0" { "h1" } else { "h2" };
         let refused = client.create_group(lab.given(name, &[source, other], 20)).await;
@@ -79,10 +70,7 @@ async fn a_tenant_has_as_many_groups_as_its_quota_says() {
     let (_controller, mut client) = lab.start().await;
     assert_eq!(uses(&client).await, full);
     destroy(&client, "a").await;
-    client
-        .create_group(lab.given("x", &["h0", "h1"], 20))
-        .await
-        .unwrap();
+    client.create(lab.given("x", &["h0", "h1"], 20)).await;
     assert_eq!(uses(&client).await, full);
 }
 
@@ -166,12 +154,12 @@ async fn limits_of_groups_count_for_the_bandwidth_of_their_tenant() {
         rate_limit: limit(mbps * 1_000_000, 0),
         ..given(&lab, name, &["h0", "h2"], qpn, 2)
     };
-    client.create_group(limited("a", 600, 17)).await.unwrap();
+    client.create(limited("a", 600, 17)).await;
     let refused = client.create_group(limited("b", 401, 27)).await.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted);
     let words = "tenant \"one\" may have 1Gb/s of bandwidth, has 600Mb/s, and this group needs 401Mb/s";
     assert!(refused.message().contains(words), "{refused}");
-    client.create_group(limited("c", 400, 37)).await.unwrap();
+    client.create(limited("c", 400, 37)).await;
     for refused in [
         client
             .create_group(lab.given("d", &["h0", "h2"], 47))
@@ -195,7 +183,7 @@ async fn limits_of_groups_count_for_the_bandwidth_of_their_tenant() {
     assert!(client.create_group(limited("e", 1, 77)).await.is_err());
     destroy(&client, "a").await;
     assert_eq!(bandwidth(&client).await.0, 400);
-    client.create_group(limited("e", 600, 77)).await.unwrap();
+    client.create(limited("e", 600, 77)).await;
 }
 
 /// It is part of the plan, and ranks learn it.
@@ -204,11 +192,8 @@ async fn a_tenant_may_have_a_default_limit() {
     let lab = lab(vec![wide("1G", Some("400M"))]).await;
     let (_controller, mut client) = lab.start().await;
     let default = limit(400_000_000, 262_144);
-    let created = client
-        .create_group(lab.given("a", &["h0", "h2"], 17))
-        .await
-        .unwrap();
-    assert_eq!(created.into_inner().group.unwrap().rate_limit, default);
+    let created = client.create(lab.given("a", &["h0", "h2"], 17)).await;
+    assert_eq!(created.rate_limit, default);
     let at_leaf = lab
         .switch("leaf0")
         .with(|toy| toy.groups.values().next().unwrap().0.rate_limit);

@@ -48,10 +48,7 @@ async fn of_two_controllers_on_copies_of_a_store_the_first_has_the_switches() {
     if !switches(&mut client).await.iter().any(is_reachable) {
         events.switch("leaf0", true).await;
     }
-    client
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
 
     let (second, mut other) = start(copy.clone()).await;
     other
@@ -66,10 +63,7 @@ async fn of_two_controllers_on_copies_of_a_store_the_first_has_the_switches() {
         matches!(refused, StartError::Store(StoreError::Refused { epoch: 2 })),
         "{refused}"
     );
-    client
-        .create_group(lab.given("h", &["h1", "h3"], 18))
-        .await
-        .unwrap();
+    client.create(lab.given("h", &["h1", "h3"], 18)).await;
     reaches(&client, "g", Active).await;
     for name in ["leaf0", "leaf1", "spine0"] {
         assert_eq!(lab.switch(name).changes(), ["+g.1", "+h.1"], "{name}");
@@ -84,10 +78,7 @@ async fn a_larger_epoch_takes_over() {
     let mut lab = Lab::two_tiers().await;
     lab.config.timeouts.reconcile = Duration::from_millis(1);
     let (first, mut client) = lab.start().await;
-    client
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
     first.stop().await;
     let copy = on_a_copy(&lab);
     // A second start on the copy: its epoch is larger than that of the first's second start.
@@ -96,10 +87,7 @@ async fn a_larger_epoch_takes_over() {
     reaches(&client, "g", Active).await;
 
     let (_second, mut other) = start(copy).await;
-    other
-        .create_group(lab.given("h", &["h1", "h3"], 18))
-        .await
-        .unwrap();
+    other.create(lab.given("h", &["h1", "h3"], 18)).await;
     client
         .create_group(lab.given("x", &["h1", "h3"], 19))
         .await

@@ -39,12 +39,12 @@ async fn sent_for(members: usize) -> (usize, usize) {
     let mut events = watch(&client).await;
     let hosts: Vec<String> = (0..members).map(|n| format!("h{n}")).collect();
     let names: Vec<&str> = hosts.iter().map(String::as_str).collect();
-    client.create_group(creation("g", &names)).await.unwrap();
+    client.create(creation("g", &names)).await;
     let mut streams = Vec::new();
     for host in &names {
         let mut request = lab.joining("g", host, 17);
         request.brief = true;
-        streams.push(client.join_group(request).await.unwrap().into_inner());
+        streams.push(client.join(request).await);
     }
     let (mut groups, mut to_watcher) = (WatchedGroups::default(), 0);
     loop {
@@ -118,10 +118,7 @@ async fn a_client_that_is_too_slow_gets_the_states_that_it_lacks() {
     let mut lab = Lab::two_tiers().await;
     lab.config.mcst_pool = "10.200.0.0/16".parse().unwrap();
     let (controller, mut client) = lab.start().await;
-    client
-        .create_group(creation("early", &["h0", "h1"]))
-        .await
-        .unwrap();
+    client.create(creation("early", &["h0", "h1"])).await;
     // What is on the way to it waits at the controller.
     let endpoint = Endpoint::new(controller.address().unwrap().to_string()).unwrap();
     let channel = endpoint
@@ -136,7 +133,7 @@ async fn a_client_that_is_too_slow_gets_the_states_that_it_lacks() {
         works.spawn(async move {
             for n in (first..GROUPS).step_by(16) {
                 let name = format!("g{n}");
-                client.create_group(creation(&name, &["h0", "h2"])).await.unwrap();
+                client.create(creation(&name, &["h0", "h2"])).await;
                 if n % 50 != 0 {
                     let destroy = destruction(&name);
                     client.destroy_group(destroy).await.unwrap();
@@ -147,15 +144,9 @@ async fn a_client_that_is_too_slow_gets_the_states_that_it_lacks() {
     works.join_all().await;
     let destroy = destruction("early");
     client.destroy_group(destroy).await.unwrap();
-    client
-        .create_group(creation("late", &["h0", "h3"]))
-        .await
-        .unwrap();
-    let listed = client
-        .list_groups(v1::ListControllerGroupsRequest {})
-        .await
-        .unwrap();
-    let states = listed.into_inner().groups.into_iter().filter_map(|g| g.state);
+    client.create(creation("late", &["h0", "h3"])).await;
+    let listed = client.groups().await;
+    let states = listed.into_iter().filter_map(|g| g.state);
     let listed: BTreeMap<String, v1::GroupState> = states.map(|s| (s.name.clone(), unnumbered(&s))).collect();
     let (mut groups, mut known, mut has_lagged) = (WatchedGroups::default(), BTreeMap::new(), false);
     while known != listed {
@@ -172,13 +163,9 @@ async fn a_client_that_is_too_slow_gets_the_states_that_it_lacks() {
 /// A watcher that comes later has no earlier state, and gets the whole one first.
 #[tokio::test(start_paused = true)]
 async fn a_later_watcher_gets_a_whole_state_first_and_differences_then() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
+    let (lab, _controller, mut client) = two_tiers().await;
     let mut early = watch(&client).await;
-    client
-        .create_group(creation("g", &["h0", "h1", "h2"]))
-        .await
-        .unwrap();
+    client.create(creation("g", &["h0", "h1", "h2"])).await;
     let (mut late, mut old) = (watch(&client).await, {
         let request = v1::WatchControllerEventsRequest::default();
         client.clone().watch_events(request).await.unwrap().into_inner()
@@ -188,11 +175,7 @@ async fn a_later_watcher_gets_a_whole_state_first_and_differences_then() {
     let mut streams = Vec::new();
     for (joined, host) in (1..).zip(["h0", "h1"]) {
         streams.push(
-            client
-                .join_group(lab.joining("g", host, 17))
-                .await
-                .unwrap()
-                .into_inner(),
+            client.join(lab.joining("g", host, 17)).await,
         );
         let is_in = |m: &&v1::MemberState| m.phase() == v1::MemberPhase::Joined;
         for (events, groups) in [&mut early, &mut late].into_iter().zip(&mut groups) {

@@ -20,14 +20,14 @@ async fn by_force(client: &mut Client, group: &str) -> v1::DestroyGroupResponse 
 /// Creates `g` over all switches and destroys it by force while one is lost. Returns its McstID.
 async fn written_off(lab: &mut Lab, client: &mut Client) -> String {
     let request = lab.given("g", &["h0", "h2"], 17);
-    let created = client.create_group(request).await.unwrap().into_inner();
+    let created = client.create(request).await;
     let mut events = Events::of(client).await;
     lab.switches.get_mut(LOST).unwrap().stop().await;
     events.switch(LOST, false).await;
     let answer = by_force(client, "g").await;
     assert!(!answer.complete && answer.pending_switches.is_empty());
     assert_eq!(answer.written_off_switches, [LOST]);
-    created.group.unwrap().mcst_id
+    created.mcst_id
 }
 
 /// Creates a group with this McstID between hosts that are not at the lost switch.
@@ -52,8 +52,7 @@ async fn of_lost_switch(client: &mut Client) -> v1::SwitchState {
 
 #[tokio::test(start_paused = true)]
 async fn the_name_is_free_at_once_and_the_mcst_id_when_the_switch_has_returned() {
-    let mut lab = Lab::two_tiers().await;
-    let (controller, mut client) = lab.start().await;
+    let (mut lab, controller, mut client) = two_tiers().await;
     let mcst_id = written_off(&mut lab, &mut client).await;
     let request = v1::GetGroupRequest { group: "g".into() };
     assert_eq!(
@@ -62,8 +61,8 @@ async fn the_name_is_free_at_once_and_the_mcst_id_when_the_switch_has_returned()
     );
     assert_eq!(lab.placed(), ["leaf1 g.1"]);
 
-    let created = client.create_group(creation("g", &["h0", "h1"])).await.unwrap();
-    assert_ne!(created.into_inner().group.unwrap().mcst_id, mcst_id);
+    let created = client.create(creation("g", &["h0", "h1"])).await;
+    assert_ne!(created.mcst_id, mcst_id);
     let refused = with_mcst_id(&mut client, "x", &mcst_id).await.unwrap_err();
     assert_eq!(refused.code(), Code::AlreadyExists);
     assert!(
@@ -95,11 +94,8 @@ async fn the_mcst_id_is_not_handed_out() {
     lab.config.mcst_pool = "10.200.0.0/30".parse().unwrap();
     let (_controller, mut client) = lab.start().await;
     let mcst_id = written_off(&mut lab, &mut client).await;
-    let other = client
-        .create_group(creation("other", &["h0", "h1"]))
-        .await
-        .unwrap();
-    assert_ne!(other.into_inner().group.unwrap().mcst_id, mcst_id);
+    let other = client.create(creation("other", &["h0", "h1"])).await;
+    assert_ne!(other.mcst_id, mcst_id);
     let third = client.create_group(creation("third", &["h0", "h1"])).await;
     assert_eq!(third.unwrap_err().code(), Code::ResourceExhausted);
 }
@@ -107,8 +103,7 @@ async fn the_mcst_id_is_not_handed_out() {
 /// A switch that is taken out of the configuration never returns.
 #[tokio::test(start_paused = true)]
 async fn without_the_switch_the_mcst_id_is_free() {
-    let mut lab = Lab::two_tiers().await;
-    let (controller, mut client) = lab.start().await;
+    let (mut lab, controller, mut client) = two_tiers().await;
     let mcst_id = written_off(&mut lab, &mut client).await;
     controller.stop().await;
     lab.config.switches.retain(|s| s.name != LOST);
@@ -119,12 +114,8 @@ async fn without_the_switch_the_mcst_id_is_free() {
 
 #[tokio::test(start_paused = true)]
 async fn where_all_switches_are_reached_nothing_is_written_off() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
-    client
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    let (lab, _controller, mut client) = two_tiers().await;
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
     let answer = by_force(&mut client, "g").await;
     assert!(answer.complete && answer.written_off_switches.is_empty());
     assert!(lab.placed().is_empty());
