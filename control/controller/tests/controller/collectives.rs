@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::common::ranks::{Rank, all, becomes, shown, vanishes};
-use crate::common::{Calls, next, refused, two_tiers};
+use crate::common::{Calls, Lab, next, refused, two_tiers};
 use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase::{Active, Failed, Removing, Waiting};
 use tonic::Code;
@@ -165,7 +165,9 @@ async fn a_rank_that_comes_back_within_its_lease_is_at_its_place() {
     let before = all(&mut ranks, Active).await;
     let one = ranks.remove(1);
     drop(one.stream);
-    let is = |phase| move |g: &v1::Collective| g.state.as_ref().unwrap().members[1].phase() == phase;
+    let is = |phase: v1::MemberPhase| {
+        move |g: &v1::Collective| g.state.as_ref().unwrap().members[1].phase() == phase
+    };
     becomes(&client, "job", is(v1::MemberPhase::Away)).await;
     let request = v1::InitGroupRequest {
         returns_to: Some(1),

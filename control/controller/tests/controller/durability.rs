@@ -6,8 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use castnet_sim_control::random::Random;
+use crate::collective_failures::failed;
 use crate::common::faults::{FaultyStore, seeds};
-use crate::common::ranks::{Rank, all, shown};
+use crate::common::ranks::all;
 use crate::common::{Client, Events, Lab, PATIENCE, creation, destruction, moment, reaches, start_with};
 use castnet_controller::Controller;
 use castnet_controller::store::Store;
@@ -391,38 +392,6 @@ async fn whichever_write_fails_a_group_comes_and_goes() {
     }
 }
 
-/// The same of ranks: a join that cannot be written is refused, and the ranks that try again meet.
-#[tokio::test(start_paused = true)]
-async fn whichever_write_fails_ranks_meet() {
-    for number in 1..8 {
-        let (lab, store, _controller, client) = lab_with_faults().await;
-        store.fail(&[number]);
-        let mut ranks = Vec::new();
-        for rank in 0..4 {
-            let request = lab.rank("job", rank, 4, 17);
-            let joined = async {
-                loop {
-                    match client.clone().init_group(request.clone()).await {
-                        Ok(answer) => break answer.into_inner(),
-                        Err(status) => says_why(&status),
-                    }
-                    moment().await;
-                }
-            };
-            let stream = tokio::time::timeout(PATIENCE, joined).await.unwrap();
-            ranks.push(Rank { request, stream });
-        }
-        let seen = all(&mut ranks, v1::CollectivePhase::Active).await;
-        assert_eq!(seen[0].generation, 1, "write {number}");
-        let group = shown(&client, "job").await.unwrap().state.unwrap();
-        assert!(
-            group.members.iter().all(|m| m.phase() == v1::MemberPhase::Joined),
-            "write {number}"
-        );
-        assert_eq!(lab.placed().len(), 3, "write {number}");
-    }
-}
-
 /// What happens only once and that no client waits for (a switch's report, a call that ended, a switch that is lost) is
 /// written though the first writes fail.
 #[tokio::test(start_paused = true)]
@@ -433,16 +402,7 @@ async fn what_is_reported_once_is_not_lost_with_a_write() {
         .mcst_id
         .clone();
     store.fail(&[1, 2]);
-    let failed = v1::MemberFailed {
-        mcst_id,
-        group: "job".into(),
-        next_hop: "h3".into(),
-        syndrome: 0x62,
-        generation: 1,
-        ..Default::default()
-    };
-    lab.switch("leaf1")
-        .report(v1::agent_event::Event::MemberFailed(failed));
+    lab.switch("leaf1").report(failed(&mcst_id));
     for state in all(&mut ranks, v1::CollectivePhase::Failed).await {
         assert_eq!(state.failed_rank, Some(3));
     }

@@ -99,12 +99,18 @@ pub(crate) async fn all(ranks: &mut [Rank], phase: CollectivePhase) -> Vec<v1::C
     seen
 }
 
-/// All join again, and wait until they are active.
-pub(crate) async fn all_again(ranks: Vec<Rank>, client: &Client, generation: u64) -> Vec<Rank> {
+/// All join again.
+pub(crate) async fn join_again(ranks: Vec<Rank>, client: &Client, generation: u64) -> Vec<Rank> {
     let mut joined = Vec::new();
     for rank in ranks {
         joined.push(rank.again(client, generation).await);
     }
+    joined
+}
+
+/// All join again, and wait until they are active.
+pub(crate) async fn all_again(ranks: Vec<Rank>, client: &Client, generation: u64) -> Vec<Rank> {
+    let mut joined = join_again(ranks, client, generation).await;
     all(&mut joined, CollectivePhase::Active).await;
     joined
 }
