@@ -1,7 +1,6 @@
 //! A group's life over switches that do as they are told, or refuse, or go away.
 
-use crate::common::{Events, Lab, creation, destruction, last, next, phase};
-use castnet_proto::convert::violations;
+use crate::common::{Calls, Events, Lab, creation, last, next, phase, refused, refused_field, two_tiers};
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::{Active, Failed, Installing, Registered, Removing};
 use castnet_topology::Topology;
@@ -10,8 +9,7 @@ use tonic::{Code, Status};
 #[tokio::test(start_paused = true)]
 async fn members_join_switches_confirm_and_destruction_leaves_nothing() {
     let (lab, _controller, mut client) = two_tiers().await;
-    let created = client.create(creation("g", &["h0", "h2", "h1", "h3"])).await;
-    let group = created;
+    let group = client.create(creation("g", &["h0", "h2", "h1", "h3"])).await;
     assert_eq!(
         (phase(&group), group.mcst_id.as_str(), group.pmtu),
         (Registered, "10.200.0.1", 1024)
@@ -29,32 +27,18 @@ async fn members_join_switches_confirm_and_destruction_leaves_nothing() {
     for (host, mut stream) in streams {
         let state = last(&mut stream).await;
         assert_eq!((phase(&state), state.start_psn), (Active, 100), "{host}");
-        assert_eq!(
-            state.role(),
-            if host == "h0" {
-                v1::Role::Source
-            } else {
-                v1::Role::Receiver
-            }
-        );
+        let sends = state.role() == v1::Role::Source;
+        assert!(sends == (host == "h0") && (sends || state.role() == v1::Role::Receiver));
         assert_eq!(state.members.len(), 4);
     }
     // Downstream first: each switch is told when all below it are ready.
     assert_eq!(*lab.journal.lock(), ["leaf1 +g.1", "spine0 +g.1", "leaf0 +g.1"]);
     let group = client.get("g").await;
-    let tree: Vec<_> = group
-        .tree
-        .iter()
-        .map(|n| (n.switch_name.as_str(), n.parent.as_str(), n.installed))
-        .collect();
-    assert_eq!(
-        tree,
-        [
-            ("leaf0", "", true),
-            ("spine0", "leaf0", true),
-            ("leaf1", "spine0", true)
-        ]
-    );
+    let tree = group.tree.iter();
+    let tree: Vec<_> = tree.map(|n| (&*n.switch_name, &*n.parent)).collect();
+    let wanted = [("leaf0", ""), ("spine0", "leaf0"), ("leaf1", "spine0")];
+    assert_eq!(tree, wanted);
+    assert!(group.tree.iter().all(|n| n.installed));
     let rule = group.tree[2].rule.clone().unwrap();
     let kind = rule.multicast().unwrap();
     assert_eq!(
@@ -70,15 +54,14 @@ async fn members_join_switches_confirm_and_destruction_leaves_nothing() {
         lab.journal.lock()[3..],
         ["leaf0 -g.1", "spine0 -g.1", "leaf1 -g.1"]
     );
-    let gone = client.try_get("g").await.unwrap_err();
-    assert_eq!(gone.code(), Code::NotFound);
+    refused(client.try_get("g").await, Code::NotFound, "");
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_switch_that_refuses_leaves_nothing_anywhere() {
     let lab = Lab::two_tiers().await;
-    lab.switch("spine0")
-        .with(|t| t.refuse = Some(Status::resource_exhausted("0 groups fit: no place for another")));
+    let full = Status::resource_exhausted("0 groups fit: no place for another");
+    lab.refuses("spine0", Some(full));
     let (_controller, mut client) = lab.start().await;
     client.create(creation("g", &["h0", "h2"])).await;
     let mut source = client.join(lab.joining("g", "h0", 17)).await;
@@ -86,17 +69,15 @@ async fn one_switch_that_refuses_leaves_nothing_anywhere() {
     for stream in [&mut source, &mut receiver] {
         let state = last(stream).await;
         assert_eq!(phase(&state), Failed);
-        assert_eq!(
-            state.reason,
-            "switches.spine0: refuses: 0 groups fit: no place for another"
-        );
+        let says = "switches.spine0: refuses: 0 groups fit: no place for another";
+        assert_eq!(state.reason, says);
     }
     assert!(lab.placed().is_empty());
     assert_eq!(lab.switch("leaf1").changes(), ["+g.1", "-g.1"]);
     assert!(lab.switch("leaf0").changes().is_empty());
 
     // It can be tried again: all must join again.
-    lab.switch("spine0").with(|t| t.refuse = None);
+    lab.refuses("spine0", None);
     let mut source = client.join(lab.joining("g", "h0", 18)).await;
     let first = next(&mut source).await;
     assert_eq!(
@@ -111,20 +92,14 @@ async fn one_switch_that_refuses_leaves_nothing_anywhere() {
 #[tokio::test(start_paused = true)]
 async fn a_group_with_all_connections_given_is_active_or_refused_whole() {
     let (lab, _controller, mut client) = two_tiers().await;
-    lab.switch("leaf0")
-        .with(|t| t.refuse = Some(Status::resource_exhausted("the group needs 9 bytes, 3 are left")));
-    let refused = client
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap_err();
-    assert_eq!(refused.code(), Code::ResourceExhausted);
-    assert_eq!(
-        refused.message(),
-        "switches.leaf0: refuses: the group needs 9 bytes, 3 are left"
-    );
-    assert_eq!(violations(&refused)[0].field, "switches.leaf0");
+    let full = Status::resource_exhausted("the group needs 9 bytes, 3 are left");
+    lab.refuses("leaf0", Some(full));
+    let answer = client.create_group(lab.given("g", &["h0", "h2"], 17)).await;
+    let says = "switches.leaf0: refuses: the group needs 9 bytes, 3 are left";
+    let status = refused_field(answer, Code::ResourceExhausted, "switches.leaf0", says);
+    assert_eq!(status.message(), says);
     assert!(lab.placed().is_empty());
-    lab.switch("leaf0").with(|t| t.refuse = None);
+    lab.refuses("leaf0", None);
     let group = client.create(lab.given("g", &["h0", "h2"], 17)).await;
     assert_eq!(phase(&group), Active);
 }
@@ -166,8 +141,8 @@ async fn a_join_whose_call_ends_is_withdrawn() {
     drop(second);
     let mut again = client.join(lab.joining("g", "h0", 18)).await;
     assert_eq!(phase(&last(&mut again).await), Active);
-    let other = client.join_group(lab.joining("g", "h0", 19)).await.unwrap_err();
-    assert_eq!(other.code(), Code::FailedPrecondition);
+    let other = client.join_group(lab.joining("g", "h0", 19)).await;
+    refused(other, Code::FailedPrecondition, "");
 }
 
 /// A member whose call ends while the switches are being programmed: what was installed is taken back, and the others
@@ -202,15 +177,10 @@ async fn a_switch_that_never_answers_fails_the_group() {
     lab.config.timeouts.switch = std::time::Duration::from_secs(5);
     let (_gate, _waits) = lab.switch("leaf0").hold();
     let (_controller, mut client) = lab.start().await;
-    let refused = client
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap_err();
-    assert_eq!(refused.code(), Code::Unavailable);
-    assert_eq!(
-        refused.message(),
-        "switches.leaf0: cannot be reached: no answer within 5s"
-    );
+    let answer = client.create_group(lab.given("g", &["h0", "h2"], 17)).await;
+    let says = "switches.leaf0: cannot be reached: no answer within 5s";
+    let status = refused_field(answer, Code::Unavailable, "switches.leaf0", says);
+    assert_eq!(status.message(), says);
     assert!(lab.placed().is_empty());
 }
 
@@ -228,54 +198,30 @@ async fn without_a_file_hosts_are_found_where_they_are_seen() {
             break state;
         }
     };
-    assert!(
-        waiting
-            .reason
-            .contains("\"h0\" (10.0.0.1, 02:00:0a:00:00:01) was not seen"),
-        "{}",
-        waiting.reason
-    );
+    let says = "\"h0\" (10.0.0.1, 02:00:0a:00:00:01) was not seen";
+    assert!(waiting.reason.contains(says), "{}", waiting.reason);
     // Frames of both hosts are flooded through the fabric: seen at every port on their way.
+    let neighbour = |port: u32, kind: v1::neighbour::Kind| v1::Neighbour {
+        port,
+        kind: Some(kind),
+        age_ns: 0,
+    };
     let seen = |port: u32, host: &str| {
         let v1::Connection { ip, mac, .. } = lab.connection(host, 0);
-        let kind = v1::neighbour::Kind::Host(v1::HostNeighbour { ip, mac });
-        v1::Neighbour {
-            port,
-            kind: Some(kind),
-            age_ns: 0,
-        }
+        neighbour(port, v1::neighbour::Kind::Host(v1::HostNeighbour { ip, mac }))
     };
     let linked = |port: u32, to: &str, far: u32| {
-        let neighbour = v1::SwitchNeighbour {
+        let switch = v1::SwitchNeighbour {
             name: to.into(),
             mac: String::new(),
             port: format!("{to}-p{far}"),
         };
-        v1::Neighbour {
-            port,
-            kind: Some(v1::neighbour::Kind::Switch(neighbour)),
-            age_ns: 0,
-        }
+        neighbour(port, v1::neighbour::Kind::Switch(switch))
     };
-    let reports = [
-        (
-            "leaf0",
-            vec![seen(0, "h0"), seen(1, "h1"), linked(1, "spine0", 0)],
-        ),
-        (
-            "leaf1",
-            vec![seen(1, "h0"), seen(0, "h1"), linked(1, "spine0", 1)],
-        ),
-        (
-            "spine0",
-            vec![
-                seen(0, "h0"),
-                seen(1, "h1"),
-                linked(0, "leaf0", 1),
-                linked(1, "leaf1", 1),
-            ],
-        ),
-    ];
+    let mut at_spine = vec![seen(0, "h0"), seen(1, "h1")];
+    at_spine.extend([linked(0, "leaf0", 1), linked(1, "leaf1", 1)]);
+    let at_leaf = |n: u32| vec![seen(n, "h0"), seen(1 - n, "h1"), linked(1, "spine0", n)];
+    let reports = [("leaf0", at_leaf(0)), ("leaf1", at_leaf(1)), ("spine0", at_spine)];
     for (name, neighbours) in reports {
         lab.switch(name).with(|t| t.neighbours = neighbours);
         lab.switch(name).tell();
@@ -286,11 +232,8 @@ async fn without_a_file_hosts_are_found_where_they_are_seen() {
     assert_eq!(lab.placed(), ["leaf0 g.1", "leaf1 g.1", "spine0 g.1"]);
     let topology = client.topology().await;
     assert!(!topology.from_file);
-    let places: Vec<_> = topology
-        .hosts
-        .iter()
-        .map(|h| (h.name.as_str(), h.switch_name.as_str(), h.port))
-        .collect();
+    let hosts = topology.hosts.iter();
+    let places: Vec<_> = hosts.map(|h| (&*h.name, &*h.switch_name, h.port)).collect();
     assert_eq!(places, [("h0", "leaf0", Some(0)), ("h1", "leaf1", Some(0))]);
     assert_eq!(topology.links.len(), 2);
 }

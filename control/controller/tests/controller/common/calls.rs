@@ -112,11 +112,12 @@ pub(crate) fn refused<T>(answer: Result<T, Status>, code: Code, words: &str) -> 
 
 /// It is refused for this field of the request alone.
 #[track_caller]
-pub(crate) fn refused_field<T>(answer: Result<T, Status>, code: Code, field: &str, words: &str) {
+pub(crate) fn refused_field<T>(answer: Result<T, Status>, code: Code, field: &str, words: &str) -> Status {
     let status = refused(answer, code, words);
     let fields: Vec<String> = violations(&status).into_iter().map(|v| v.field).collect();
     assert_eq!(fields, [field], "{status}");
     assert!(status.message().starts_with(&format!("{field}: ")), "{status}");
+    status
 }
 
 /// All join, and wait until their group runs.
