@@ -8,7 +8,7 @@ use castnet_topology::Topology;
 use tonic::Code;
 
 use crate::common::ranks::{all, shown, vanishes};
-use crate::common::{Calls, Lab, creation, last, moment, reaches, refused_field, until};
+use crate::common::{Calls, Events, Lab, creation, last, reaches, refused_field, until};
 use crate::lanes::ends;
 
 /// Two leaves with a router between them: h0 and h1 at leaf0, h2 and h3 at leaf1, h4 at the router. leaf0 has two McstIDs.
@@ -108,22 +108,20 @@ async fn each_switch_has_a_mcst_id_of_its_own_prefix_and_tells_it_to_its_members
     lab.switches.get_mut("leaf1").unwrap().restart().await;
     let (_controller, mut client) = lab.start().await;
     reaches(&client, "g", Active).await;
+    let mut events = Events::of(&client).await;
     let again = loop {
         let group = client.get("g").await;
         if group.tree.iter().all(|node| node.installed) {
             break group.state.unwrap();
         }
-        moment().await;
+        events.until(|_| Some(())).await;
     };
     assert_eq!(told(&again), own);
     for (leaf, own) in [("leaf0", own[0]), ("leaf1", own[1])] {
         assert_eq!(ids(&lab, leaf), [own]);
     }
     // Without a router in the tree all is as ever.
-    client
-        .create_group(lab.given("flat", &["h2", "h3"], 18))
-        .await
-        .unwrap();
+    client.create(lab.given("flat", &["h2", "h3"], 18)).await;
     let flat = reaches(&client, "flat", Active).await;
     let state = flat.state.unwrap();
     assert_eq!(state.mcst_id, "10.200.0.2");

@@ -750,23 +750,20 @@ pub(crate) fn phase(state: &v1::GroupState) -> v1::GroupPhase {
     state.phase()
 }
 
+/// What does not come about is a failure.
+pub(crate) async fn in_time<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, what).await.expect("in time")
+}
+
 /// The next message of a stream, which must come.
 pub(crate) async fn next<T>(stream: &mut Streaming<T>) -> T {
-    tokio::time::timeout(PATIENCE, stream.message())
-        .await
-        .expect("in time")
-        .unwrap()
-        .expect("a message")
+    in_time(stream.message()).await.unwrap().expect("a message")
 }
 
 /// The last message of a stream that ends.
 pub(crate) async fn last<T>(stream: &mut Streaming<T>) -> T {
     let mut last = next(stream).await;
-    while let Some(message) = tokio::time::timeout(PATIENCE, stream.message())
-        .await
-        .expect("in time")
-        .unwrap()
-    {
+    while let Some(message) = in_time(stream.message()).await.unwrap() {
         last = message;
     }
     last

@@ -4,7 +4,7 @@ use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase;
 use tonic::Streaming;
 
-use super::{Calls, Client, Events, Lab, moment, next};
+use super::{Calls, Client, Events, Lab, in_time, moment, next};
 
 /// A rank and the stream that is its lease.
 pub(crate) struct Rank {
@@ -70,10 +70,7 @@ impl Rank {
 
     /// Waits for the end of the stream after its last message.
     pub(crate) async fn ends(mut self) {
-        let end = tokio::time::timeout(super::PATIENCE, self.stream.message())
-            .await
-            .expect("in time")
-            .unwrap();
+        let end = in_time(self.stream.message()).await.unwrap();
         assert_eq!(end, None);
     }
 
