@@ -66,7 +66,7 @@ async fn ranks_that_died_with_the_controller_leave_nothing_behind() {
 async fn a_failed_job_ends_also_after_a_restart() {
     let mut lab = Lab::two_tiers().await;
     lab.config.timeouts.linger = std::time::Duration::from_secs(3600);
-    let (controller, mut client) = lab.start().await;
+    let (controller, client) = lab.start().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     all(&mut ranks, Active).await;
     client.evict("job", "2").await.unwrap();

@@ -11,7 +11,7 @@ use tonic::Code;
 
 #[tokio::test(start_paused = true)]
 async fn ranks_join_switches_confirm_and_destruction_leaves_nothing() {
-    let (lab, _controller, mut client) = two_tiers().await;
+    let (lab, _controller, client) = two_tiers().await;
     let mut ranks = Vec::new();
     for rank in 0..4 {
         let mut joined = Rank::join(&client, lab.rank("job", rank, 4, 17)).await;
@@ -94,7 +94,7 @@ async fn ranks_join_switches_confirm_and_destruction_leaves_nothing() {
 /// A rank of 1,024 gets at most one state per second while others come and go, and the end of the group at once.
 #[tokio::test(start_paused = true)]
 async fn a_rank_of_many_learns_of_the_others_together_and_of_the_end_at_once() {
-    let (lab, _controller, mut client) = two_tiers().await;
+    let (lab, _controller, client) = two_tiers().await;
     let began = tokio::time::Instant::now();
     let mut first = Rank::join(&client, lab.rank("job", 0, 1024, 17)).await;
     for _ in 0..4 {
@@ -281,7 +281,7 @@ async fn a_group_that_was_created_first_settles_its_shape_and_outlives_its_ranks
 /// A group that ranks made is forgotten when the last has left; it never failed.
 #[tokio::test(start_paused = true)]
 async fn ranks_that_leave_end_the_group_without_a_failure() {
-    let (lab, _controller, mut client) = two_tiers().await;
+    let (lab, _controller, client) = two_tiers().await;
     let mut ranks = lab.ranks(&client, "job", 3, 17).await;
     all(&mut ranks, Active).await;
     for (i, mut rank) in ranks.into_iter().enumerate() {

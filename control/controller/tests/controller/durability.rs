@@ -172,7 +172,7 @@ async fn what_was_answered_is_there(open: &Open, faulty: bool, seed: u64) {
     }
     drop(store);
 
-    let (controller, mut client) = start_with(lab.config.clone(), open()).await;
+    let (controller, client) = start_with(lab.config.clone(), open()).await;
     let hosts: BTreeSet<String> = client.hosts().await.into_iter().collect();
     for known in all {
         let lacks: Vec<&String> = known.hosts.difference(&hosts).collect();
@@ -261,7 +261,7 @@ async fn nobody_sees_a_change_before_it_is_written() {
 #[tokio::test(start_paused = true)]
 async fn changes_that_come_at_once_are_written_at_once() {
     const GROUPS: usize = 64;
-    let (_lab, store, _controller, mut client) = lab_with_faults().await;
+    let (_lab, store, _controller, client) = lab_with_faults().await;
     let (gate, mut waits) = store.hold();
     let mut creates = Vec::new();
     for n in 0..GROUPS {
@@ -285,7 +285,7 @@ async fn changes_that_come_at_once_are_written_at_once() {
 /// their drivers: they were forgotten, and their rules stayed. Who comes first after a write is by chance, hence several groups.
 #[tokio::test(start_paused = true)]
 async fn groups_that_end_while_a_switch_is_reconciled_leave_nothing_there() {
-    let (lab, store, controller, mut client) = lab_with_faults().await;
+    let (lab, store, controller, client) = lab_with_faults().await;
     let names: Vec<String> = (0..8).map(|n| format!("g{n}")).collect();
     for (name, qpn) in names.iter().zip(17..) {
         client.create(lab.given(name, &["h0", "h2"], qpn)).await;
@@ -351,7 +351,7 @@ async fn whichever_write_fails_a_group_comes_and_goes() {
 /// written though the first writes fail.
 #[tokio::test(start_paused = true)]
 async fn what_is_reported_once_is_not_lost_with_a_write() {
-    let (mut lab, store, _controller, mut client) = lab_with_faults().await;
+    let (mut lab, store, _controller, client) = lab_with_faults().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     let states = all(&mut ranks, v1::CollectivePhase::Active).await;
     store.fail(&[1, 2]);

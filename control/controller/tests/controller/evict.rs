@@ -17,7 +17,7 @@ fn rule(lab: &Lab, switch: &str) -> (u64, Option<u32>, Vec<String>) {
 /// Its queue pairs and PSNs stay: switches learn where the stream is.
 #[tokio::test(start_paused = true)]
 async fn a_group_goes_on_without_a_receiver() {
-    let (lab, _controller, mut client) = two_tiers().await;
+    let (lab, _controller, client) = two_tiers().await;
     client.create(lab.given("g", &["h0", "h1", "h2", "h3"], 17)).await;
     let before = reaches(&client, "g", GroupPhase::Active).await.state.unwrap();
 
@@ -71,7 +71,7 @@ async fn a_switch_that_cannot_be_reached_learns_of_it_when_it_returns() {
 
 #[tokio::test(start_paused = true)]
 async fn a_group_does_not_wait_for_a_member_that_is_put_out() {
-    let (lab, _controller, mut client) = two_tiers().await;
+    let (lab, _controller, client) = two_tiers().await;
     client.create(creation("g", &["h0", "h1", "h2"])).await;
     let mut joins = Vec::new();
     for host in ["h0", "h1"] {
@@ -84,7 +84,7 @@ async fn a_group_does_not_wait_for_a_member_that_is_put_out() {
 
 #[tokio::test(start_paused = true)]
 async fn a_collective_group_fails_with_the_name_of_the_rank() {
-    let (lab, _controller, mut client) = two_tiers().await;
+    let (lab, _controller, client) = two_tiers().await;
     for member in ["2", "h2"] {
         let mut ranks = lab.ranks(&client, member, 4, 17).await;
         all(&mut ranks, CollectivePhase::Active).await;

@@ -172,7 +172,7 @@ async fn a_leader_that_was_paused_changes_nothing() {
     told.recv().await.unwrap();
     processes.signal(first, "STOP");
     gate.add_permits(100);
-    let (_, mut new) = processes.leader(Some(first)).await;
+    let (_, new) = processes.leader(Some(first)).await;
     reaches(&new, "late", Active).await;
     new.destroy("late").await;
     let request = lab.given("x", &["h1", "h3"], 19);

@@ -134,7 +134,7 @@ async fn a_full_disk_is_outlived() {
         assert_eq!(names(&client).await, expected);
     }
     controller.stop().await;
-    let (controller, mut client) = start(lab.config.clone()).await;
+    let (controller, client) = start(lab.config.clone()).await;
     assert_eq!(names(&client).await, expected);
     controller.stop().await;
 

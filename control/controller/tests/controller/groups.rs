@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 
 #[tokio::test(start_paused = true)]
 async fn members_join_switches_confirm_and_destruction_leaves_nothing() {
-    let (lab, _controller, mut client) = two_tiers().await;
+    let (lab, _controller, client) = two_tiers().await;
     let group = client.create(creation("g", &["h0", "h2", "h1", "h3"])).await;
     assert_eq!(
         (phase(&group), group.mcst_id.as_str(), group.pmtu),
@@ -62,7 +62,7 @@ async fn one_switch_that_refuses_leaves_nothing_anywhere() {
     let lab = Lab::two_tiers().await;
     let full = Status::resource_exhausted("0 groups fit: no place for another");
     lab.refuses("spine0", Some(full));
-    let (_controller, mut client) = lab.start().await;
+    let (_controller, client) = lab.start().await;
     client.create(creation("g", &["h0", "h2"])).await;
     let mut source = client.join(lab.joining("g", "h0", 17)).await;
     let mut receiver = client.join(lab.joining("g", "h2", 17)).await;
@@ -151,7 +151,7 @@ async fn a_join_whose_call_ends_is_withdrawn() {
 async fn a_member_lost_during_installation_takes_it_back() {
     let lab = Lab::two_tiers().await;
     let (gate, mut waits) = lab.switch("spine0").hold();
-    let (_controller, mut client) = lab.start().await;
+    let (_controller, client) = lab.start().await;
     client.create(creation("g", &["h0", "h2"])).await;
     let source = client.join(lab.joining("g", "h0", 17)).await;
     let mut receiver = client.join(lab.joining("g", "h2", 17)).await;
@@ -188,7 +188,7 @@ async fn a_switch_that_never_answers_fails_the_group() {
 async fn without_a_file_hosts_are_found_where_they_are_seen() {
     let mut lab = Lab::new(Topology::leaf_spine(2, 1, 1).unwrap()).await;
     lab.config.topology = None;
-    let (_controller, mut client) = lab.start().await;
+    let (_controller, client) = lab.start().await;
     client.create(creation("g", &["h0", "h1"])).await;
     let mut source = client.join(lab.joining("g", "h0", 17)).await;
     let mut receiver = client.join(lab.joining("g", "h1", 17)).await;
@@ -243,7 +243,7 @@ async fn a_host_that_is_never_seen_fails_the_group_and_says_where_it_was_looked_
     let mut lab = Lab::new(Topology::star(2).unwrap()).await;
     lab.config.topology = None;
     lab.config.timeouts.host = std::time::Duration::from_millis(50);
-    let (_controller, mut client) = lab.start().await;
+    let (_controller, client) = lab.start().await;
     client.create(creation("g", &["h0", "h1"])).await;
     let mut source = client.join(lab.joining("g", "h0", 17)).await;
     let _receiver = client.join(lab.joining("g", "h1", 17)).await;

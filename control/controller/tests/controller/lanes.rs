@@ -33,7 +33,7 @@ fn joining(lab: &Lab, host: &str, qpn: u32, lanes: u32) -> v1::JoinGroupRequest 
 
 #[tokio::test(start_paused = true)]
 async fn every_switch_gets_every_lane_and_destruction_leaves_none() {
-    let (lab, _controller, mut client) = two_tiers().await;
+    let (lab, _controller, client) = two_tiers().await;
     let group = client.create(given(&lab, "g", &["h0", "h2", "h3"], 17, 3)).await;
     assert_eq!(phase(&group), Active);
     let lanes = group.lanes.iter().map(|l| format!("{} {}", l.name, l.mcst_id));
@@ -117,7 +117,7 @@ async fn a_member_brings_as_many_queue_pairs_as_there_are_lanes() {
 
 #[tokio::test(start_paused = true)]
 async fn when_all_have_left_all_lanes_go_and_come_again() {
-    let (lab, _controller, mut client) = two_tiers().await;
+    let (lab, _controller, client) = two_tiers().await;
     client.create(given(&lab, "g", &["h0", "h1"], 17, 2)).await;
     assert_eq!(lab.placed(), ["leaf0 g/0.1", "leaf0 g/1.1"]);
     client.leave("g", "h0").await;
@@ -135,7 +135,7 @@ async fn when_all_have_left_all_lanes_go_and_come_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_restart_keeps_the_lanes_and_a_switch_gets_all_of_them_again() {
-    let (mut lab, controller, mut client) = two_tiers().await;
+    let (mut lab, controller, client) = two_tiers().await;
     client.create(given(&lab, "g", &["h0", "h2"], 17, 2)).await;
     let before = reaches(&client, "g", Active).await;
     controller.stop().await;

@@ -138,7 +138,7 @@ async fn a_receiver_that_was_lost_comes_back_while_the_others_go_on() {
 #[tokio::test(start_paused = true)]
 async fn one_whose_call_ends_before_the_next_message_is_put_out() {
     for loss in [MemberLoss::Evict, MemberLoss::Fail] {
-        let (lab, _controller, mut client) = two_tiers().await;
+        let (lab, _controller, client) = two_tiers().await;
         let _calls = group(&lab, &client, &HOSTS, loss).await;
         client.leave("g", "h2").await;
         let late = join(&lab, &client, "h2", 18).await;
@@ -154,7 +154,7 @@ async fn one_whose_call_ends_before_the_next_message_is_put_out() {
 
 #[tokio::test(start_paused = true)]
 async fn refusals_name_the_reason() {
-    let (lab, _controller, mut client) = two_tiers().await;
+    let (lab, _controller, client) = two_tiers().await;
     let mut calls = group(&lab, &client, &HOSTS[..3], MemberLoss::Evict).await;
     drop(calls.pop());
     // Until the controller has noticed that the call ended, and the switches have the rules without it.
@@ -182,7 +182,7 @@ async fn refusals_name_the_reason() {
 /// leaf1 goes on serving h3 by its old rule, and gets the new one late: one that joins now would be carried on from a rule that leaf1 never had.
 #[tokio::test(start_paused = true)]
 async fn a_late_join_waits_while_switches_are_being_changed() {
-    let (lab, _controller, mut client) = two_tiers().await;
+    let (lab, _controller, client) = two_tiers().await;
     let _calls = group(&lab, &client, &HOSTS, MemberLoss::Evict).await;
     let (gate, mut held) = lab.switch("leaf1").hold();
     client.leave("g", "h2").await;

@@ -112,7 +112,7 @@ async fn a_slip_in_the_topology_file_puts_nobody_out() {
 /// As clients that know of no leases: the call ends, and the member stays.
 #[tokio::test(start_paused = true)]
 async fn without_a_lease_a_member_stays() {
-    let (lab, _controller, mut client) = two_tiers().await;
+    let (lab, _controller, client) = two_tiers().await;
     let mut calls = group(&lab, &client, MemberLoss::Evict, [None, None, SHORT]).await;
     assert!(calls[0].message().await.unwrap().is_none());
     let mut events = Events::of(&client).await;

@@ -31,7 +31,7 @@ fn lines(answer: v1::PurgeGroupsResponse) -> Vec<(String, bool)> {
 /// A controller that lost its store has another name, and does not touch the groups of the old one by itself.
 #[tokio::test(start_paused = true)]
 async fn what_a_controller_left_is_removed_by_its_name_alone() {
-    let (mut lab, old, mut client) = two_tiers().await;
+    let (mut lab, old, client) = two_tiers().await;
     client.create(lab.given("old", &["h0", "h1"], 17)).await;
     let owner = old.owner();
     old.stop().await;
@@ -57,7 +57,7 @@ async fn what_a_controller_left_is_removed_by_its_name_alone() {
     let (init, _) = lab.start().await;
     init.stop().await;
     lab.config.init = false;
-    let (new, mut client) = lab.start().await;
+    let (new, client) = lab.start().await;
     refused(client.try_get("old").await, Code::NotFound, "");
     client.create(lab.given("new", &["h2", "h3"], 18)).await;
     lab.switches.get_mut("spine0").unwrap().stop().await;
@@ -106,7 +106,7 @@ async fn a_member_is_told_that_its_group_is_gone_by_those_who_know() {
     old.stop().await;
 
     // The next one on the store knows what became of it. One that ran later has made what this one does not know.
-    let (old, mut client) = lab.start().await;
+    let (old, client) = lab.start().await;
     told(&client, "old", &joined).await.unwrap();
     refused(told(&client, "none", &joined).await, Code::NotFound, "");
     for (epoch, why) in [(2, "run on copies of the store"), (3, "(epoch 3 after 2)")] {
@@ -121,7 +121,7 @@ async fn a_member_is_told_that_its_group_is_gone_by_those_who_know() {
 
     lab.config.store = Some(lab.folder.path().join("new.redb"));
     lab.config.init = true;
-    let (_new, mut client) = lab.start().await;
+    let (_new, client) = lab.start().await;
     client.create(lab.given("new", &["h2", "h3"], 18)).await;
     for group in ["old", "new"] {
         let way = format!("castnet group purge --owner {owner} --yes");

@@ -34,7 +34,7 @@ async fn group(client: &Client) -> v1::GroupState {
 #[tokio::test(start_paused = true)]
 async fn a_group_that_loses_a_link_gets_another_tree_and_goes_on() {
     let lab = two_spines().await;
-    let (_controller, mut client) = lab.start().await;
+    let (_controller, client) = lab.start().await;
     client.create(lab.given("g", &["h0", "h1", "h2", "h3"], 17)).await;
     let before = group(&client).await;
     let (mut lost, mut generation) = (spine(&lab), before.generation);
@@ -66,7 +66,7 @@ async fn a_group_that_loses_a_link_gets_another_tree_and_goes_on() {
 async fn without_another_tree_a_group_says_what_it_lacks_and_takes_the_next_one() {
     let mut lab = two_spines().await;
     lab.config.timeouts.link = std::time::Duration::from_millis(20);
-    let (_controller, mut client) = lab.start().await;
+    let (_controller, client) = lab.start().await;
     client.create(lab.given("g", &["h0", "h1", "h2"], 17)).await;
     let generation = group(&client).await.generation;
     let lost = spine(&lab);
@@ -125,7 +125,7 @@ fn of_g(lab: &Lab) -> &'static str {
 async fn a_group_goes_on_without_a_switch_that_it_waits_for_and_that_does_not_answer() {
     for late in [false, true] {
         let mut lab = two_spines().await;
-        let (_controller, mut client) = lab.start().await;
+        let (_controller, client) = lab.start().await;
         let request = v1::CreateGroupRequest {
             // A report counts for more than twice as long.
             stall_timeout_ms: 60_000,
@@ -182,7 +182,7 @@ async fn a_group_is_where_it_can_be_whatever_is_lost() {
         let mut random = Random(seed);
         let mut lab = Lab::new(Topology::leaf_spine(2, 3, 2).unwrap()).await;
         lab.config.timeouts.link = std::time::Duration::from_millis(20);
-        let (_controller, mut client) = lab.start().await;
+        let (_controller, client) = lab.start().await;
         for leaf in ["leaf0", "leaf1"] {
             hear(&lab, leaf, &NAMES);
         }
@@ -264,7 +264,7 @@ async fn a_group_is_where_it_can_be_whatever_is_lost() {
 async fn a_group_whose_members_all_send_fails_with_a_link() {
     let mut lab = two_spines().await;
     lab.config.timeouts.link = std::time::Duration::from_millis(20);
-    let (_controller, mut client) = lab.start().await;
+    let (_controller, client) = lab.start().await;
     let request = v1::CreateGroupRequest {
         any_source: v1::AnySource::Bridged.into(),
         ..lab.given("g", &["h0", "h2"], 17)

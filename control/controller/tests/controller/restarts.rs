@@ -96,14 +96,14 @@ pub(crate) fn stands_still_at(config: &Config, point: Checkpoint) -> (Config, mp
 /// Contract S3, seen from the switches: a controller that comes and goes changes nothing.
 #[tokio::test(start_paused = true)]
 async fn a_restart_of_the_controller_touches_no_switch() {
-    let (lab, controller, mut client) = two_tiers().await;
+    let (lab, controller, client) = two_tiers().await;
     client.create(lab.given("g", &["h0", "h2"], 17)).await;
     client.create(creation("waiting", &["h1", "h3"])).await;
     let owner = controller.owner().to_string();
     let before = lab.journal.lock().clone();
     controller.stop().await;
 
-    let (controller, mut client) = lab.start().await;
+    let (controller, client) = lab.start().await;
     let mut events = Events::of(&client).await;
     for switch in client.switches().await.into_iter().filter(|s| !s.reachable) {
         events.switch(&switch.name, true).await;
@@ -123,7 +123,7 @@ async fn a_restart_of_the_controller_touches_no_switch() {
 /// A restarted switch gets its groups again; as the source has long been sending, it learns the PSN from the stream.
 #[tokio::test(start_paused = true)]
 async fn a_restarted_switch_gets_its_groups_again() {
-    let (mut lab, _controller, mut client) = two_tiers().await;
+    let (mut lab, _controller, client) = two_tiers().await;
     client.create(lab.given("g", &["h0", "h2"], 17)).await;
     let mut events = Events::of(&client).await;
     lab.switches.get_mut("spine0").unwrap().restart().await;
@@ -162,7 +162,7 @@ async fn a_store_that_was_moved_away_is_not_replaced_at_a_reload() {
 /// A record of the store does not read: the others go on, and nothing is taken from the members of that group.
 #[tokio::test(start_paused = true)]
 async fn a_group_whose_record_does_not_read_is_set_apart() {
-    let (lab, controller, mut client) = two_tiers().await;
+    let (lab, controller, client) = two_tiers().await;
     client.create(lab.given("g", &["h0", "h2"], 17)).await;
     client.create(lab.given("k", &["h0", "h2"], 18)).await;
     controller.stop().await;
@@ -204,7 +204,7 @@ async fn a_group_whose_record_does_not_read_is_set_apart() {
 
 #[tokio::test(start_paused = true)]
 async fn strangers_rules_stay_and_orphans_of_ours_go() {
-    let (lab, controller, mut client) = two_tiers().await;
+    let (lab, controller, client) = two_tiers().await;
     client.create(lab.given("g", &["h0", "h2"], 17)).await;
     let owner = controller.owner().to_string();
     controller.stop().await;
@@ -248,7 +248,7 @@ async fn strangers_rules_stay_and_orphans_of_ours_go() {
 /// Somebody removes a rule of ours by hand: it comes back.
 #[tokio::test(start_paused = true)]
 async fn what_is_removed_behind_its_back_comes_back() {
-    let (lab, _controller, mut client) = two_tiers().await;
+    let (lab, _controller, client) = two_tiers().await;
     client.create(lab.given("g", &["h0", "h2"], 17)).await;
     let mut switches = lab.config.switches.iter();
     let address = &switches.find(|s| s.name == "leaf1").unwrap().agent;

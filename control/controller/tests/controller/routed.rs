@@ -63,7 +63,7 @@ const OPEN: &str = "";
 async fn each_switch_has_a_mcst_id_of_its_own_prefix_and_tells_it_to_its_members() {
     let mut lab = lab().await;
     lab.config.verify_mac = true;
-    let (controller, mut client) = lab.start().await;
+    let (controller, client) = lab.start().await;
     let members = ["h0", "h2", "h3", "h4"];
     let created = client.create(creation("g", &members)).await;
     let own = ["10.201.0.1", "10.202.0.1", "10.202.0.1", "10.201.0.1"];
@@ -71,7 +71,7 @@ async fn each_switch_has_a_mcst_id_of_its_own_prefix_and_tells_it_to_its_members
     assert_eq!(told(&created), own);
     // What was promised stays, whatever becomes of the controller.
     controller.stop().await;
-    let (controller, mut client) = lab.start().await;
+    let (controller, client) = lab.start().await;
     let mut streams = Vec::new();
     for host in members {
         streams.push(client.join(lab.joining("g", host, 17)).await);
@@ -106,7 +106,7 @@ async fn each_switch_has_a_mcst_id_of_its_own_prefix_and_tells_it_to_its_members
     // Neither a restart of the controller nor one of a switch changes them.
     controller.stop().await;
     lab.switches.get_mut("leaf1").unwrap().restart().await;
-    let (_controller, mut client) = lab.start().await;
+    let (_controller, client) = lab.start().await;
     reaches(&client, "g", Active).await;
     let mut events = Events::of(&client).await;
     let again = loop {
@@ -205,7 +205,7 @@ async fn each_rank_is_told_the_mcst_id_of_its_switch() {
 #[tokio::test(start_paused = true)]
 async fn each_lane_has_its_own_at_each_switch() {
     let lab = lab().await;
-    let (_controller, mut client) = lab.start().await;
+    let (_controller, client) = lab.start().await;
     let mut request = creation("g", &["h1", "h2"]);
     request.lanes = 2;
     client.create(request).await;

@@ -32,7 +32,7 @@ async fn the_leader_is_killed_and_another_goes_on() {
     candidates.kill(first).await;
     create.await.unwrap().unwrap_err();
     gate.add_permits(100);
-    let (second, mut leader) = candidates.leader(Some(first)).await;
+    let (second, leader) = candidates.leader(Some(first)).await;
     reaches(&leader, "h", Active).await;
     reaches(&leader, "g", Active).await;
     leader.destroy("h").await;
@@ -41,7 +41,7 @@ async fn the_leader_is_killed_and_another_goes_on() {
     }
     // The last one too.
     candidates.kill(second).await;
-    let (_, mut leader) = candidates.leader(None).await;
+    let (_, leader) = candidates.leader(None).await;
     reaches(&leader, "g", Active).await;
     assert!(!exists(&leader, "h").await);
     assert_eq!(lab.placed(), ["leaf0 g.1", "leaf1 g.1", "spine0 g.1"]);
@@ -103,7 +103,7 @@ async fn a_leader_that_was_cut_off_changes_nothing() {
         .net
         .fail(&format!("c{first}"), None, Fault::Held([true, true]));
     gate.add_permits(100);
-    let (_, mut new) = candidates.leader(Some(first)).await;
+    let (_, new) = candidates.leader(Some(first)).await;
     reaches(&new, "late", Active).await;
     new.destroy("late").await;
     let request = lab.given("x", &["h1", "h3"], 19);
@@ -159,7 +159,7 @@ async fn what_arrives_late_changes_nothing() {
     // It has been sent.
     moment().await;
     etcd.end_lead();
-    let (_, mut new) = candidates.leader(Some(first)).await;
+    let (_, new) = candidates.leader(Some(first)).await;
     new.create(lab.given("new", &["h1", "h3"], 18)).await;
     candidates.net.heal();
     late.await.unwrap().unwrap_err();

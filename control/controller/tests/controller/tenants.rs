@@ -59,7 +59,7 @@ async fn a_tenant_has_as_many_groups_as_its_quota_says() {
     let full = [("one".into(), 2, 0), ("two".into(), 1, 0)];
     assert_eq!(uses(&client).await, full);
     controller.stop().await;
-    let (_controller, mut client) = lab.start().await;
+    let (_controller, client) = lab.start().await;
     assert_eq!(uses(&client).await, full);
     client.destroy("a").await;
     client.create(lab.given("x", &["h0", "h1"], 20)).await;

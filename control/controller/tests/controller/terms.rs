@@ -37,7 +37,7 @@ async fn of_two_controllers_on_copies_of_a_store_the_first_has_the_switches() {
     let (controller, _) = lab.start().await;
     controller.stop().await;
     let copy = on_a_copy(&lab);
-    let (_first, mut client) = lab.start().await;
+    let (_first, client) = lab.start().await;
     let mut events = Events::of(&client).await;
     let is_reachable = |s: &v1::SwitchState| s.name == "leaf0" && s.reachable;
     if !client.topology().await.switches.iter().any(is_reachable) {
@@ -70,7 +70,7 @@ async fn of_two_controllers_on_copies_of_a_store_the_first_has_the_switches() {
 async fn a_larger_epoch_takes_over() {
     let mut lab = Lab::two_tiers().await;
     lab.config.timeouts.reconcile = Duration::from_millis(1);
-    let (first, mut client) = lab.start().await;
+    let (first, client) = lab.start().await;
     client.create(lab.given("g", &["h0", "h2"], 17)).await;
     first.stop().await;
     let copy = on_a_copy(&lab);
@@ -79,7 +79,7 @@ async fn a_larger_epoch_takes_over() {
     let (_first, mut client) = lab.start().await;
     reaches(&client, "g", Active).await;
 
-    let (_second, mut other) = start(copy).await;
+    let (_second, other) = start(copy).await;
     other.create(lab.given("h", &["h1", "h3"], 18)).await;
     let late = lab.given("x", &["h1", "h3"], 19);
     client.create_group(late).await.unwrap_err();

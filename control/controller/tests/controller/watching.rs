@@ -30,7 +30,7 @@ fn unnumbered(state: &v1::GroupState) -> v1::GroupState {
 /// Members that are sent to a watcher and to the first member, of a group whose members join one by one.
 async fn sent_for(members: usize) -> (usize, usize) {
     let lab = Lab::new(Topology::star(members).unwrap()).await;
-    let (_controller, mut client) = lab.start().await;
+    let (_controller, client) = lab.start().await;
     let mut events = watch(&client).await;
     let hosts: Vec<String> = (0..members).map(|n| format!("h{n}")).collect();
     let names: Vec<&str> = hosts.iter().map(String::as_str).collect();
@@ -112,7 +112,7 @@ async fn a_client_that_is_too_slow_gets_the_states_that_it_lacks() {
     const GROUPS: usize = 700;
     let mut lab = Lab::two_tiers().await;
     lab.config.mcst_pool = "10.200.0.0/16".parse().unwrap();
-    let (controller, mut client) = lab.start().await;
+    let (controller, client) = lab.start().await;
     client.create(creation("early", &["h0", "h1"])).await;
     // What is on the way to it waits at the controller.
     let endpoint = Endpoint::new(controller.address().unwrap().to_string()).unwrap();

@@ -39,7 +39,7 @@ async fn with_mcst_id(client: &Client, name: &str, mcst_id: &str) -> Result<(), 
 
 #[tokio::test(start_paused = true)]
 async fn the_name_is_free_at_once_and_the_mcst_id_when_the_switch_has_returned() {
-    let (mut lab, controller, mut client) = two_tiers().await;
+    let (mut lab, controller, client) = two_tiers().await;
     let mcst_id = written_off(&mut lab, &client).await;
     refused(client.try_get("g").await, Code::NotFound, "");
     assert_eq!(lab.placed(), ["leaf1 g.1"]);
@@ -52,7 +52,7 @@ async fn the_name_is_free_at_once_and_the_mcst_id_when_the_switch_has_returned()
 
     // That survives the controller.
     controller.stop().await;
-    let (_controller, mut client) = lab.start().await;
+    let (_controller, client) = lab.start().await;
     with_mcst_id(&client, "x", &mcst_id).await.unwrap_err();
     let mut switches = client.switches().await.into_iter();
     let lost = switches.find(|s| s.name == LOST).unwrap();
@@ -85,18 +85,18 @@ async fn the_mcst_id_is_not_handed_out() {
 /// A switch that is taken out of the configuration never returns.
 #[tokio::test(start_paused = true)]
 async fn without_the_switch_the_mcst_id_is_free() {
-    let (mut lab, controller, mut client) = two_tiers().await;
+    let (mut lab, controller, client) = two_tiers().await;
     let mcst_id = written_off(&mut lab, &client).await;
     controller.stop().await;
     lab.config.switches.retain(|s| s.name != LOST);
     lab.config.topology = Some(Topology::leaf_spine(1, 1, 2).unwrap());
-    let (_controller, mut client) = lab.start().await;
+    let (_controller, client) = lab.start().await;
     with_mcst_id(&client, "x", &mcst_id).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn where_all_switches_are_reached_nothing_is_written_off() {
-    let (lab, _controller, mut client) = two_tiers().await;
+    let (lab, _controller, client) = two_tiers().await;
     client.create(lab.given("g", &["h0", "h2"], 17)).await;
     let answer = by_force(&client, "g").await;
     assert!(answer.complete && answer.written_off_switches.is_empty());
