@@ -83,10 +83,8 @@ async fn receivers_whose_switch_refuses_are_outside_and_the_others_run() {
     for out in &state.outside {
         assert_eq!(out.reason, "switch leaf1 refuses: full");
     }
-    assert_eq!(
-        state.reason,
-        "from host to host gets h2 from h1, h3 from h2: switch leaf1 refuses: full"
-    );
+    let says = "from host to host gets h2 from h1, h3 from h2: switch leaf1 refuses: full";
+    assert_eq!(state.reason, says);
     let placed = lab.placed();
     assert!(placed.iter().all(|p| p.starts_with("leaf0 ")), "{placed:?}");
     // Each member learns it by its call.

@@ -125,10 +125,9 @@ async fn a_link_of_the_tree_that_stays_down_fails_the_group_by_name_and_another_
             "link leaf1:{p} - {before}:1 has been down for 30ms: port leaf1-p{p} of switch leaf1 has no link",
             p = 2 + number
         );
-        assert_eq!(
-            (state.reason, state.failed_switch, state.failed_rank),
-            (says, "leaf1".into(), None)
-        );
+        assert_eq!(state.reason, says);
+        assert_eq!(state.failed_switch, "leaf1");
+        assert_eq!(state.failed_rank, None);
     }
     let _ranks = all_again(ranks, &client, 1).await;
     assert_ne!(spine(&lab), before);

@@ -29,10 +29,9 @@ async fn ranks_that_come_back_to_a_new_controller_are_at_their_places() {
     assert!(group.members.iter().all(|m| m.phase() == v1::MemberPhase::Away));
     let mut back = come_back(ranks, &client).await;
     for (before, after) in before.iter().zip(all(&mut back, Active).await) {
-        assert_eq!(
-            (after.generation, after.start_psn, after.rq_psn),
-            (1, before.start_psn, before.rq_psn)
-        );
+        assert_eq!(after.generation, 1);
+        assert_eq!(after.start_psn, before.start_psn);
+        assert_eq!(after.rq_psn, before.rq_psn);
     }
     becomes(&client, "job", |g| g.tree.iter().all(|n| n.installed)).await;
     for name in ["leaf0", "leaf1", "spine0"] {

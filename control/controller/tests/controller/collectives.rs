@@ -24,34 +24,26 @@ async fn ranks_join_switches_confirm_and_destruction_leaves_nothing() {
     }
     let seen = all(&mut ranks, Active).await;
     // Leaves first.
-    assert_eq!(
-        *lab.journal.lock(),
-        ["leaf1 +job.1", "leaf0 +job.1", "spine0 +job.1"]
-    );
+    let wanted = ["leaf1 +job.1", "leaf0 +job.1", "spine0 +job.1"];
+    assert_eq!(*lab.journal.lock(), wanted);
     for (rank, state) in seen.iter().enumerate() {
-        assert_eq!(
-            (state.generation, state.slots, state.reason.as_str()),
-            (1, 256, "")
-        );
+        assert_eq!(state.generation, 1);
+        assert_eq!(state.slots, 256);
+        assert_eq!(state.reason, "");
         assert_eq!(state.mcst_id, "10.200.0.1");
         assert_eq!(state.start_psn, seen[0].start_psn);
         let member = &state.members[rank];
         assert_eq!(state.rq_psn, member.rq_psn);
-        assert_eq!(
-            (member.sq_psn, member.host.as_str()),
-            (1000 * (rank as u32 + 1), &*format!("h{rank}"))
-        );
+        assert_eq!(member.sq_psn, 1000 * (rank as u32 + 1));
+        assert_eq!(member.host, format!("h{rank}"));
         assert_eq!(member.phase(), v1::MemberPhase::Joined);
         let settings = state.settings.clone().unwrap();
-        assert_eq!(
-            (settings.pmtu, settings.window_packets, settings.message_packets),
-            (1024, 64, 16)
-        );
+        assert_eq!(settings.pmtu, 1024);
+        assert_eq!(settings.window_packets, 64);
+        assert_eq!(settings.message_packets, 16);
         assert_eq!(settings.loss_policy(), v1::CollectiveLossPolicy::Repair);
-        assert_eq!(
-            (settings.ack_timeout_us, settings.reproducible),
-            (67_108, Some(false))
-        );
+        assert_eq!(settings.ack_timeout_us, 67_108);
+        assert_eq!(settings.reproducible, Some(false));
     }
     let group = shown(&client, "job").await.unwrap();
     let node = |n: &v1::TreeNode| {
@@ -64,10 +56,9 @@ async fn ranks_join_switches_confirm_and_destruction_leaves_nothing() {
     assert_eq!((&tree[0], &tree[1..]), (&node("spine0", ""), &leaves[..]));
     let rule = group.tree[2].rule.clone().unwrap();
     let kind = rule.translated().unwrap();
-    assert_eq!(
-        (kind.parent, rule.endpoints.len(), kind.start_psn),
-        (Some(0), 3, seen[0].start_psn)
-    );
+    assert_eq!(kind.parent, Some(0));
+    assert_eq!(rule.endpoints.len(), 3);
+    assert_eq!(kind.start_psn, seen[0].start_psn);
     let Some(v1::endpoint::NextHop::Host(host)) = &rule.endpoints[1].next_hop else {
         panic!("{rule:?}");
     };
@@ -144,10 +135,8 @@ async fn a_rank_whose_lease_runs_out_fails_the_group_by_name_and_frees_its_memor
     };
     let mut again = Rank::join_all(&client, (0..4).rev().map(rejoining)).await;
     let after = all(&mut again, Active).await;
-    assert_eq!(
-        (after[0].generation, after[0].mcst_id.as_str()),
-        (2, before[0].mcst_id.as_str())
-    );
+    assert_eq!(after[0].generation, 2);
+    assert_eq!(after[0].mcst_id, before[0].mcst_id);
     let psns = |seen: &[v1::CollectiveState]| {
         seen.iter()
             .map(|s| s.rq_psn)
@@ -225,10 +214,9 @@ async fn a_group_that_was_created_first_settles_its_shape_and_outlives_its_ranks
     };
     let created = client.create_collective(request.clone()).await.unwrap();
     let created = created.into_inner().group.unwrap();
-    assert_eq!(
-        (created.phase(), created.slots, created.mcst_id.as_str()),
-        (Waiting, 256, "10.200.7.7")
-    );
+    assert_eq!(created.phase(), Waiting);
+    assert_eq!(created.slots, 256);
+    assert_eq!(created.mcst_id, "10.200.7.7");
     assert_eq!(created.reason, "waits for rank 0 (host h2), rank 1 (host h0)");
     let twice = client.create_collective(request).await;
     refused(twice, Code::AlreadyExists, "");
@@ -239,10 +227,8 @@ async fn a_group_that_was_created_first_settles_its_shape_and_outlives_its_ranks
         ..lab.rank("g", rank, 2, qpn)
     };
     let other_host = client.init_group(at(0, "h0", 17)).await.unwrap_err();
-    assert_eq!(
-        other_host.message(),
-        "host: rank 0 of group \"g\" is host \"h2\", not \"h0\""
-    );
+    let says = "host: rank 0 of group \"g\" is host \"h2\", not \"h0\"";
+    assert_eq!(other_host.message(), says);
     let other_size = v1::InitGroupRequest {
         size: 3,
         ..at(0, "h2", 17)

@@ -26,10 +26,8 @@ async fn a_group_goes_on_without_a_receiver() {
     assert_eq!(rule(&lab, "leaf1"), (2, None, words(&["h2", "spine0"])));
     assert_eq!(rule(&lab, "leaf0"), (2, None, words(&["h0", "h1", "spine0"])));
     let group = reaches(&client, "g", GroupPhase::Active).await.state.unwrap();
-    assert_eq!(
-        (&group.mcst_id, group.start_psn),
-        (&before.mcst_id, before.start_psn)
-    );
+    assert_eq!(group.mcst_id, before.mcst_id);
+    assert_eq!(group.start_psn, before.start_psn);
     let members = group.members.iter().map(|m| m.host.as_str());
     assert_eq!(members.collect::<Vec<_>>(), ["h0", "h1", "h2"]);
 

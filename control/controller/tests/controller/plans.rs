@@ -107,10 +107,10 @@ async fn a_plan_says_which_switches_are_full_or_down_and_why_there_is_none() {
     let nodes = ["spine1 below ", "leaf0 below spine1", "leaf1 below spine1"];
     assert_eq!(tree(&planned), nodes);
     let over = passed_over(&planned);
-    assert!(
-        over.len() == 1 && over[0].starts_with("spine0 needs ") && over[0].ends_with("1000 are free"),
-        "{over:?}"
-    );
+    let [over] = &over[..] else {
+        panic!("{over:?}")
+    };
+    assert!(over.starts_with("spine0 needs ") && over.ends_with("1000 are free"));
     let each = " for each of the group's 2 lanes, 500 are free for each";
     let over = passed_over(&plan(&client, in_lanes("sums", 2)).await.unwrap());
     assert!(over.len() == 1 && over[0].ends_with(each), "{over:?}");
@@ -124,16 +124,13 @@ async fn a_plan_says_which_switches_are_full_or_down_and_why_there_is_none() {
     until(&client, |s| s.reachable != (s.name == "spine1")).await;
     let refused = plan(&client, in_lanes("sums", 1)).await.unwrap();
     assert!(refused.switches.is_empty() && !refused.may_come, "{refused:?}");
-    assert!(
-        refused.refusal.contains("spine0 needs ") && refused.refusal.contains("1000 are free"),
-        "{refused:?}"
-    );
+    for says in ["spine0 needs ", "1000 are free"] {
+        assert!(refused.refusal.contains(says), "{refused:?}");
+    }
     let lanes = plan(&client, in_lanes("sums", 2)).await.unwrap();
     assert!(lanes.refusal.contains(each), "{lanes:?}");
     let over = passed_over(&refused);
-    assert!(
-        over.len() == 1 && over[0].starts_with("spine1 cannot be reached: "),
-        "{over:?}"
-    );
+    let says = "spine1 cannot be reached: ";
+    assert!(over.len() == 1 && over[0].starts_with(says), "{over:?}");
     assert!(lab.placed().is_empty());
 }

@@ -70,10 +70,9 @@ async fn moved(lab: &Lab, client: &Client, before: &v1::GroupState, switches: &[
     let state = until(client, |s| s.generation == generation && lab.placed() == placed).await;
     assert_eq!((state.phase(), state.reason.as_str()), (Active, ""));
     // Each with the address that it has connected to.
-    assert_eq!(
-        (&state.mcst_id, &state.members, state.start_psn),
-        (&before.mcst_id, &before.members, before.start_psn)
-    );
+    assert_eq!(state.mcst_id, before.mcst_id);
+    assert_eq!(state.members, before.members);
+    assert_eq!(state.start_psn, before.start_psn);
 }
 
 #[tokio::test(start_paused = true)]

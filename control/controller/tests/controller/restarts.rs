@@ -231,10 +231,8 @@ async fn strangers_rules_stay_and_orphans_of_ours_go() {
     while !installed(&reaches(&client, "g", Active).await) {
         events.group("g", Active).await;
     }
-    assert_eq!(
-        lab.switch("leaf0").groups(),
-        ["g.1", "from-a-file.1", "of-another.1"]
-    );
+    let expected = ["g.1", "from-a-file.1", "of-another.1"];
+    assert_eq!(lab.switch("leaf0").groups(), expected);
     assert_eq!(lab.switch("leaf1").groups(), ["g.1"]);
     // A group cannot have the address of a stranger, where its tree does not pass that switch either.
     let wanted = v1::CreateGroupRequest {

@@ -139,10 +139,8 @@ async fn a_leader_that_was_cut_off_changes_nothing() {
     sleep(LATE).await;
     assert!(!exists(&new, "x").await && !exists(&new, "late").await);
     new.create(lab.given("h", &["h1", "h3"], 18)).await;
-    assert_eq!(
-        lab.switch("leaf0").changes(),
-        ["+g.1", "+late.1", "-late.1", "+h.1"]
-    );
+    let wanted = ["+g.1", "+late.1", "-late.1", "+h.1"];
+    assert_eq!(lab.switch("leaf0").changes(), wanted);
 }
 
 /// What a controller sends to etcd arrives after another has taken over: it changes neither the store nor a switch.

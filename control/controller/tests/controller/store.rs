@@ -90,10 +90,8 @@ async fn what_is_written_is_read_after_reopening() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("c.redb");
     let store = RedbStore::open(&path).unwrap();
-    assert_eq!(
-        Stored::load(&store, "first", true, false).await.unwrap().owner,
-        "first"
-    );
+    let stored = Stored::load(&store, "first", true, false).await.unwrap();
+    assert_eq!(stored.owner, "first");
     let (a, b) = (record("a"), record("b"));
     store.commit([put(0, &a), put(0, &b)].into()).await.unwrap();
     match RedbStore::open(&path) {
@@ -143,10 +141,9 @@ pub(crate) async fn whole_or_not_at_all(store: &dyn Store) {
                 found,
                 ..
             }) => {
-                assert_eq!(
-                    (entry.to_string().as_str(), expected, found),
-                    ("groups/a", was, 1)
-                );
+                assert_eq!(entry.to_string(), "groups/a");
+                assert_eq!(expected, was);
+                assert_eq!(found, 1);
             }
             other => panic!("{other:?}"),
         }

@@ -210,8 +210,6 @@ fn tenants_that_cannot_work_are_refused() {
     let empty = tenant("", &[], None, None);
     let all = ["tenants[0].name", "tenants[0].members", "tenants[0].groups"];
     assert_eq!(faults(vec![empty]), all);
-    assert_eq!(
-        faults(vec![wide("1G", Some("2G"))]),
-        ["tenants[0].group_bandwidth"]
-    );
+    let wanted = ["tenants[0].group_bandwidth"];
+    assert_eq!(faults(vec![wide("1G", Some("2G"))]), wanted);
 }

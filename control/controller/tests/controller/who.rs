@@ -430,10 +430,8 @@ async fn each_change_is_in_the_audit_log_with_who_what_and_how_it_ended() {
     let part = |line: &serde_json::Value| {
         ["identity", "role", "method", "object", "outcome"].map(|f| line[f].as_str().unwrap().to_owned())
     };
-    assert_eq!(
-        part(&seen[0]),
-        ["127.0.0.1", "operator", "CreateGroup", "g", "ok"]
-    );
+    let wanted = ["127.0.0.1", "operator", "CreateGroup", "g", "ok"];
+    assert_eq!(part(&seen[0]), wanted);
     assert_eq!(part(&seen[1])[4], "AlreadyExists");
     assert!(seen[1]["reason"].as_str().unwrap().contains("there is a group"));
 
