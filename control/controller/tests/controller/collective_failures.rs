@@ -54,11 +54,8 @@ pub(crate) fn failed(mcst_id: &str) -> v1::agent_event::Event {
 #[tokio::test(start_paused = true)]
 async fn a_rank_that_comes_back_too_late_is_told_and_joins_nothing() {
     let (lab, _controller, client) = two_tiers().await;
-    let with_lease = |rank| v1::InitGroupRequest {
-        lease_ms: if rank == 2 { 1 } else { 600_000 },
-        ..lab.rank("job", rank, 4, 17)
-    };
-    let mut ranks = Rank::join_all(&client, (0..4).map(with_lease)).await;
+    let with_lease = |r: &mut v1::InitGroupRequest| r.lease_ms = if r.rank == 2 { 1 } else { 600_000 };
+    let mut ranks = lab.ranks_with(&client, "job", 17, with_lease).await;
     all(&mut ranks, Active).await;
     let late = ranks.remove(2);
     let request = late.request.clone();
@@ -74,7 +71,7 @@ async fn a_rank_that_comes_back_too_late_is_told_and_joins_nothing() {
     back.ends().await;
     let group = shown(&client, "job").await.unwrap().state.unwrap();
     let mut phases = group.members.iter().map(|m| m.phase());
-    assert!(phases.all(|phase| phase == v1::MemberPhase::Expected), "{group:?}");
+    assert!(phases.all(|p| p == v1::MemberPhase::Expected), "{group:?}");
 
     // Who has no part in it sees nobody's, and no rank that there is not.
     let stranger = v1::InitGroupRequest {
@@ -159,11 +156,7 @@ async fn a_broken_group_that_nobody_wants_any_more_is_cleaned_up() {
     let mut lab = Lab::two_tiers().await;
     lab.config.timeouts.linger = std::time::Duration::from_millis(1);
     let (_controller, client) = lab.start().await;
-    let with_lease = |rank| v1::InitGroupRequest {
-        lease_ms: 1,
-        ..lab.rank("job", rank, 4, 17)
-    };
-    let mut ranks = Rank::join_all(&client, (0..4).map(with_lease)).await;
+    let mut ranks = lab.ranks_with(&client, "job", 17, |r| r.lease_ms = 1).await;
     let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
     let mut events = Events::of(&client).await;
     lab.switch("leaf1").report(failed(&mcst_id));
@@ -224,11 +217,8 @@ async fn with_stall_timeout(lab: &Lab, client: &Client, stall_timeout_ms: u32) -
         stall_timeout_ms,
         ..Default::default()
     };
-    let requests = (0..4).map(|rank| v1::InitGroupRequest {
-        settings: Some(settings.clone()),
-        ..lab.rank("job", rank, 4, 17)
-    });
-    let mut ranks = Rank::join_all(client, requests).await;
+    let change = |r: &mut v1::InitGroupRequest| r.settings = Some(settings.clone());
+    let mut ranks = lab.ranks_with(client, "job", 17, change).await;
     let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
     (ranks, mcst_id)
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::ranks::{Rank, all, all_again, becomes, join_again, shown};
+use crate::common::ranks::{all, all_again, becomes, join_again, shown};
 use crate::common::{Calls, Client, Events, Lab, Switch, memory, refused, start, two_tiers};
 use castnet_proto::convert::refuse;
 use castnet_proto::v1;
@@ -270,11 +270,8 @@ async fn a_group_is_in_the_mode_that_its_ranks_ask_for() {
             mode: mode as i32,
             ..Default::default()
         };
-        let requests = (0..4).map(|rank| v1::InitGroupRequest {
-            settings: Some(settings.clone()),
-            ..lab.rank(job, rank, 4, 17)
-        });
-        let mut ranks = Rank::join_all(&client, requests).await;
+        let change = |r: &mut v1::InitGroupRequest| r.settings = Some(settings.clone());
+        let mut ranks = lab.ranks_with(&client, job, 17, change).await;
         all(&mut ranks, Active).await;
         assert_eq!(modes(&client, job).await, [mode; 3], "{job}");
         client.destroy(job).await;

@@ -34,9 +34,7 @@ async fn ranks_that_come_back_to_a_new_controller_are_at_their_places() {
         assert_eq!(after.rq_psn, before.rq_psn);
     }
     becomes(&client, "job", |g| g.tree.iter().all(|n| n.installed)).await;
-    for name in ["leaf0", "leaf1", "spine0"] {
-        assert_eq!(lab.switch(name).changes(), ["+job.1"]);
-    }
+    lab.all_did(&["+job.1"], "");
 }
 
 /// Where they do not come back, the group is taken off the switches.
@@ -46,11 +44,7 @@ async fn ranks_that_died_with_the_controller_leave_nothing_behind() {
     lab.config.timeouts.linger = std::time::Duration::from_millis(1);
     let (controller, client) = lab.start().await;
     // Longer than the first controller lives; the new one counts from its start.
-    let with_lease = |rank| v1::InitGroupRequest {
-        lease_ms: 50,
-        ..lab.rank("job", rank, 4, 17)
-    };
-    let mut ranks = Rank::join_all(&client, (0..4).map(with_lease)).await;
+    let mut ranks = lab.ranks_with(&client, "job", 17, |r| r.lease_ms = 50).await;
     all(&mut ranks, Active).await;
     controller.stop().await;
     drop(ranks);
@@ -85,12 +79,9 @@ async fn a_rank_that_lives_outlasts_a_failover_and_one_that_died_is_put_out() {
     let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
     let mut candidates = Candidates::start(&lab.config, lab.folder.path(), &etcd, 2).await;
     let (mut leader, mut client) = candidates.leader(None).await;
-    let with_lease = |rank| v1::InitGroupRequest {
-        // All come back while the last one's runs.
-        lease_ms: if rank == 3 { 10_000 } else { 600_000 },
-        ..lab.rank("job", rank, 4, 17)
-    };
-    let mut ranks = Rank::join_all(&client, (0..4).map(with_lease)).await;
+    // All come back while the last one's runs.
+    let with_lease = |r: &mut v1::InitGroupRequest| r.lease_ms = if r.rank == 3 { 10_000 } else { 600_000 };
+    let mut ranks = lab.ranks_with(&client, "job", 17, with_lease).await;
     all(&mut ranks, Active).await;
     for alive in [4, 3] {
         candidates.restart(leader).await;
@@ -134,9 +125,7 @@ async fn killed_at_any_point_of_an_installation_it_finishes() {
         let mut back = come_back(ranks, &client).await;
         let seen = all(&mut back, Active).await;
         assert_eq!(seen[3].generation, 1, "{point:?}");
-        for name in ["leaf0", "leaf1", "spine0"] {
-            assert_eq!(lab.switch(name).changes(), ["+job.1"], "{point:?} {name}");
-        }
+        lab.all_did(&["+job.1"], &format!("{point:?}"));
     }
 }
 

@@ -110,11 +110,8 @@ async fn a_rank_of_many_learns_of_the_others_together_and_of_the_end_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_rank_whose_lease_runs_out_fails_the_group_by_name_and_frees_its_memory() {
     let (lab, _controller, client) = two_tiers().await;
-    let with_lease = |rank| v1::InitGroupRequest {
-        lease_ms: if rank == 2 { 1 } else { 600_000 },
-        ..lab.rank("job", rank, 4, 17)
-    };
-    let mut ranks = Rank::join_all(&client, (0..4).map(with_lease)).await;
+    let with_lease = |r: &mut v1::InitGroupRequest| r.lease_ms = if r.rank == 2 { 1 } else { 600_000 };
+    let mut ranks = lab.ranks_with(&client, "job", 17, with_lease).await;
     let before = all(&mut ranks, Active).await;
     let dead = ranks.remove(2);
     drop(dead.stream);
@@ -175,11 +172,8 @@ async fn a_rank_that_goes_before_the_group_is_active_is_waited_for() {
     let lab = Lab::two_tiers().await;
     let (gate, mut told) = lab.switch("leaf0").hold();
     let (_controller, client) = lab.start().await;
-    let with_lease = |rank| v1::InitGroupRequest {
-        lease_ms: if rank == 3 { 1 } else { 600_000 },
-        ..lab.rank("job", rank, 4, 17)
-    };
-    let mut ranks = Rank::join_all(&client, (0..4).map(with_lease)).await;
+    let with_lease = |r: &mut v1::InitGroupRequest| r.lease_ms = if r.rank == 3 { 1 } else { 600_000 };
+    let mut ranks = lab.ranks_with(&client, "job", 17, with_lease).await;
     told.recv().await.unwrap();
     let gone = ranks.pop().unwrap();
     drop(gone.stream);

@@ -26,8 +26,11 @@ async fn members_join_switches_confirm_and_destruction_leaves_nothing() {
     for (host, mut stream) in streams {
         let state = last(&mut stream).await;
         assert_eq!((phase(&state), state.start_psn), (Active, 100), "{host}");
-        let sends = state.role() == v1::Role::Source;
-        assert!(sends == (host == "h0") && (sends || state.role() == v1::Role::Receiver));
+        let role = match host {
+            "h0" => v1::Role::Source,
+            _ => v1::Role::Receiver,
+        };
+        assert_eq!(state.role(), role);
         assert_eq!(state.members.len(), 4);
     }
     // Downstream first: each switch is told when all below it are ready.

@@ -7,6 +7,7 @@ use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::{Active, Failed, Registered, Removing};
 use castnet_proto::v1::MemberLoss;
 use castnet_proto::v1::MemberPhase::{Expected, Joined};
+use castnet_proto::v1::agent_event::Event::PathStalled;
 use castnet_topology::{End, Topology};
 use tonic::{Code, Status};
 
@@ -14,6 +15,7 @@ use crate::collective_places::set_link;
 use crate::common::{
     Call, Calls, Client, Events, Lab, creation, join_all, moment, next, phases, reaches, refused, two_tiers,
 };
+use crate::stalls::stands_still;
 
 const HOSTS: [&str; 3] = ["h0", "h1", "h2"];
 
@@ -240,16 +242,8 @@ async fn torn(topology: Topology, loss: MemberLoss, goes: Option<(&str, u32)>) -
         None => {
             lab.switches.get_mut("leaf1").unwrap().stop().await;
             events.switch("leaf1", false).await;
-            let stalled = v1::PathStalled {
-                mcst_id: state.mcst_id,
-                group: "g".into(),
-                next_hop: "leaf1".into(),
-                for_ns: 60_000_000_000,
-                generation: state.generation,
-                ..Default::default()
-            };
-            let stalled = v1::agent_event::Event::PathStalled(stalled);
-            lab.switch("spine0").report(stalled);
+            let stalled = stands_still(&state, "leaf1", 60_000);
+            lab.switch("spine0").report(PathStalled(stalled));
         }
     }
     let is_down = |event: &v1::controller_event::Event| match event {

@@ -3,6 +3,8 @@
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::{Active, Failed};
 use castnet_proto::v1::MemberPhase::Expected;
+use castnet_proto::v1::agent_event::Event::PathStalled;
+use castnet_proto::v1::controller_event::Event;
 use castnet_sim_control::random::Random;
 use castnet_topology::Topology;
 
@@ -10,6 +12,7 @@ use crate::collective_places::{set_link, spine, two_spines};
 use crate::common::faults::seeds;
 use crate::common::{Calls, Client, Events, Lab, group_until, moment, reaches};
 use crate::replan_routed::until_link;
+use crate::stalls::stands_still;
 
 /// Ports of a leaf that lead to the spines follow those of its two hosts.
 fn uplink(spine: &str) -> u32 {
@@ -80,7 +83,8 @@ async fn without_another_tree_a_group_says_what_it_lacks_and_takes_the_next_one(
     // No link of its tree changes.
     set_link(lab.switch(other), 0, true);
     let has_moved = |s: &v1::GroupState| s.generation == generation + 1 && s.reason.is_empty();
-    until(&client, |s| has_moved(s) && lab.placed().join(" ").contains(other)).await;
+    let is_there = |s: &v1::GroupState| has_moved(s) && lab.placed().join(" ").contains(other);
+    until(&client, is_there).await;
 }
 
 /// What a leaf reports of its neighbours: these spines, by LLDP.
@@ -133,24 +137,13 @@ async fn a_group_goes_on_without_a_switch_that_it_waits_for_and_that_does_not_an
         client.create(request).await;
         let before = group(&client).await;
         let (mut events, lost) = (Events::of(&client).await, of_g(&lab));
-        let stalled = v1::PathStalled {
-            mcst_id: before.mcst_id.clone(),
-            group: "g".into(),
-            next_hop: lost.into(),
-            for_ns: 2_000_000_000,
-            generation: before.generation,
-            ..Default::default()
-        };
-        let report = |lab: &Lab| {
-            lab.switch("leaf0")
-                .report(v1::agent_event::Event::PathStalled(stalled.clone()))
-        };
+        let stalled = stands_still(&before, lost, 2000);
+        let report = |lab: &Lab| lab.switch("leaf0").report(PathStalled(stalled.clone()));
         if !late {
             // The switch answers: it is for others to say what is wrong.
             report(&lab);
-            let is =
-                |e: &v1::controller_event::Event| matches!(e, v1::controller_event::Event::PathStalled(_));
-            events.until(|event| is(event).then_some(())).await;
+            let is = |e: &Event| matches!(e, Event::PathStalled(_)).then_some(());
+            events.until(is).await;
             assert_eq!(until(&client, |_| true).await.generation, before.generation);
         }
         lab.switches.get_mut(lost).unwrap().stop().await;

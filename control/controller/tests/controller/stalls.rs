@@ -23,17 +23,24 @@ async fn group(lab: &Lab, client: &Client, members: &[&str], policy: Option<Memb
     reaches(client, "g", Active).await.state.unwrap()
 }
 
-/// What the switch of a receiver reports if that stalls for as long as the policy of the group allows.
-fn stalled(group: &v1::GroupState, host: &str) -> v1::PathStalled {
+/// What a switch reports of a path.
+pub(crate) fn stands_still(group: &v1::GroupState, next_hop: &str, for_ms: u64) -> v1::PathStalled {
     v1::PathStalled {
         mcst_id: group.mcst_id.clone(),
         group: group.name.clone(),
-        next_hop: host.into(),
-        for_ns: 1000 * MS,
-        ack_psn: Some(123),
+        next_hop: next_hop.into(),
+        for_ns: for_ms * MS,
         generation: group.generation,
-        tries: 4,
         ..Default::default()
+    }
+}
+
+/// What the switch of a receiver reports if that stalls for as long as the policy of the group allows.
+fn stalled(group: &v1::GroupState, host: &str) -> v1::PathStalled {
+    v1::PathStalled {
+        ack_psn: Some(123),
+        tries: 4,
+        ..stands_still(group, host, 1000)
     }
 }
 

@@ -113,6 +113,7 @@ impl ToyAgent {
     }
 }
 
+type Answer<T> = Result<Response<T>, Status>;
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -120,7 +121,7 @@ impl Agent for ToyAgent {
     async fn get_capabilities(
         &self,
         request: Request<v1::GetCapabilitiesRequest>,
-    ) -> Result<Response<v1::Capabilities>, Status> {
+    ) -> Answer<v1::Capabilities> {
         let mut toy = self.toy.lock();
         toy.check(&request)?;
         let mut said = toy.capabilities.clone();
@@ -139,7 +140,7 @@ impl Agent for ToyAgent {
     async fn install_group(
         &self,
         request: Request<v1::InstallGroupRequest>,
-    ) -> Result<Response<v1::InstallGroupResponse>, Status> {
+    ) -> Answer<v1::InstallGroupResponse> {
         let gate = self.toy.lock().gate.clone();
         pass(gate).await;
         self.toy.lock().check(&request)?;
@@ -193,7 +194,7 @@ impl Agent for ToyAgent {
     async fn install_groups(
         &self,
         request: Request<v1::InstallGroupsRequest>,
-    ) -> Result<Response<v1::InstallGroupsResponse>, Status> {
+    ) -> Answer<v1::InstallGroupsResponse> {
         self.toy.lock().check(&request)?;
         let v1::InstallGroupsRequest { rules, owner, .. } = request.into_inner();
         self.toy.lock().calls.push(rules.len());
@@ -211,7 +212,7 @@ impl Agent for ToyAgent {
     async fn remove_group(
         &self,
         request: Request<v1::RemoveGroupRequest>,
-    ) -> Result<Response<v1::RemoveGroupResponse>, Status> {
+    ) -> Answer<v1::RemoveGroupResponse> {
         self.toy.lock().check(&request)?;
         let v1::RemoveGroupRequest {
             mcst_id,
@@ -238,10 +239,7 @@ impl Agent for ToyAgent {
         Ok(Response::new(v1::RemoveGroupResponse { removed: true }))
     }
 
-    async fn list_groups(
-        &self,
-        _: Request<v1::ListGroupsRequest>,
-    ) -> Result<Response<v1::ListGroupsResponse>, Status> {
+    async fn list_groups(&self, _: Request<v1::ListGroupsRequest>) -> Answer<v1::ListGroupsResponse> {
         let toy = self.toy.lock();
         let installed = |(rule, owner): &(v1::GroupRule, String)| v1::InstalledGroup {
             rule: Some(rule.clone()),
@@ -254,10 +252,7 @@ impl Agent for ToyAgent {
         }))
     }
 
-    async fn list_ports(
-        &self,
-        _: Request<v1::ListPortsRequest>,
-    ) -> Result<Response<v1::ListPortsResponse>, Status> {
+    async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Answer<v1::ListPortsResponse> {
         Ok(Response::new(v1::ListPortsResponse {
             ports: self.toy.lock().ports.clone(),
         }))
@@ -266,7 +261,7 @@ impl Agent for ToyAgent {
     async fn list_neighbours(
         &self,
         _: Request<v1::ListNeighboursRequest>,
-    ) -> Result<Response<v1::ListNeighboursResponse>, Status> {
+    ) -> Answer<v1::ListNeighboursResponse> {
         let toy = self.toy.lock();
         let (neighbours, boot_id) = (toy.neighbours.clone(), toy.boot_id);
         Ok(Response::new(v1::ListNeighboursResponse { neighbours, boot_id }))
@@ -274,10 +269,7 @@ impl Agent for ToyAgent {
 
     type WatchEventsStream = BoxStream<v1::AgentEvent>;
 
-    async fn watch_events(
-        &self,
-        _: Request<v1::WatchAgentEventsRequest>,
-    ) -> Result<Response<Self::WatchEventsStream>, Status> {
+    async fn watch_events(&self, _: Request<v1::WatchAgentEventsRequest>) -> Answer<Self::WatchEventsStream> {
         let (to, from) = mpsc::channel(8);
         let mut events = self.events.subscribe();
         let hello = v1::agent_event::Event::Hello(v1::Hello {
@@ -303,32 +295,23 @@ impl Agent for ToyAgent {
     type TraceStream = BoxStream<v1::FrameTrace>;
     type CaptureStream = BoxStream<v1::CapturedFrame>;
 
-    async fn set_routes(
-        &self,
-        _: Request<v1::SetRoutesRequest>,
-    ) -> Result<Response<v1::SetRoutesResponse>, Status> {
+    async fn set_routes(&self, _: Request<v1::SetRoutesRequest>) -> Answer<v1::SetRoutesResponse> {
         Err(Status::unimplemented(""))
     }
 
-    async fn add_route(
-        &self,
-        _: Request<v1::AddRouteRequest>,
-    ) -> Result<Response<v1::AddRouteResponse>, Status> {
+    async fn add_route(&self, _: Request<v1::AddRouteRequest>) -> Answer<v1::AddRouteResponse> {
         Err(Status::unimplemented(""))
     }
 
     async fn remove_route(
         &self,
         request: Request<v1::RemoveRouteRequest>,
-    ) -> Result<Response<v1::RemoveRouteResponse>, Status> {
+    ) -> Answer<v1::RemoveRouteResponse> {
         let removed = self.toy.lock().routes.remove(&request.get_ref().prefix).is_some();
         Ok(Response::new(v1::RemoveRouteResponse { removed }))
     }
 
-    async fn list_routes(
-        &self,
-        _: Request<v1::ListRoutesRequest>,
-    ) -> Result<Response<v1::ListRoutesResponse>, Status> {
+    async fn list_routes(&self, _: Request<v1::ListRoutesRequest>) -> Answer<v1::ListRoutesResponse> {
         let routes = self.toy.lock().routes.values().cloned().collect();
         Ok(Response::new(v1::ListRoutesResponse { routes }))
     }
@@ -336,7 +319,7 @@ impl Agent for ToyAgent {
     async fn set_multicast_routes(
         &self,
         request: Request<v1::SetMulticastRoutesRequest>,
-    ) -> Result<Response<v1::SetMulticastRoutesResponse>, Status> {
+    ) -> Answer<v1::SetMulticastRoutesResponse> {
         let mut toy = self.toy.lock();
         toy.check(&request)?;
         if let Some(status) = toy.refuse_routes.clone() {
@@ -367,7 +350,7 @@ impl Agent for ToyAgent {
     async fn set_source_guard(
         &self,
         request: Request<v1::SetSourceGuardRequest>,
-    ) -> Result<Response<v1::SetSourceGuardResponse>, Status> {
+    ) -> Answer<v1::SetSourceGuardResponse> {
         let gate = self.toy.lock().guard_gate.clone();
         pass(gate).await;
         let mut toy = self.toy.lock();
@@ -376,46 +359,31 @@ impl Agent for ToyAgent {
         Ok(Response::new(v1::SetSourceGuardResponse::default()))
     }
 
-    async fn get_counters(
-        &self,
-        _: Request<v1::GetCountersRequest>,
-    ) -> Result<Response<v1::Counters>, Status> {
+    async fn get_counters(&self, _: Request<v1::GetCountersRequest>) -> Answer<v1::Counters> {
         Err(Status::unimplemented(""))
     }
 
-    async fn get_drops(
-        &self,
-        _: Request<v1::GetDropsRequest>,
-    ) -> Result<Response<v1::GetDropsResponse>, Status> {
+    async fn get_drops(&self, _: Request<v1::GetDropsRequest>) -> Answer<v1::GetDropsResponse> {
         Err(Status::unimplemented(""))
     }
 
-    async fn list_fdb(
-        &self,
-        _: Request<v1::ListFdbRequest>,
-    ) -> Result<Response<v1::ListFdbResponse>, Status> {
+    async fn list_fdb(&self, _: Request<v1::ListFdbRequest>) -> Answer<v1::ListFdbResponse> {
         Err(Status::unimplemented(""))
     }
 
-    async fn trace(&self, _: Request<v1::TraceRequest>) -> Result<Response<Self::TraceStream>, Status> {
+    async fn trace(&self, _: Request<v1::TraceRequest>) -> Answer<Self::TraceStream> {
         Err(Status::unimplemented(""))
     }
 
-    async fn capture(&self, _: Request<v1::CaptureRequest>) -> Result<Response<Self::CaptureStream>, Status> {
+    async fn capture(&self, _: Request<v1::CaptureRequest>) -> Answer<Self::CaptureStream> {
         Err(Status::unimplemented(""))
     }
 
-    async fn move_group(
-        &self,
-        _: Request<v1::MoveGroupRequest>,
-    ) -> Result<Response<v1::MoveGroupResponse>, Status> {
+    async fn move_group(&self, _: Request<v1::MoveGroupRequest>) -> Answer<v1::MoveGroupResponse> {
         Err(Status::unimplemented(""))
     }
 
-    async fn get_runtime_stats(
-        &self,
-        _: Request<v1::GetRuntimeStatsRequest>,
-    ) -> Result<Response<v1::RuntimeStats>, Status> {
+    async fn get_runtime_stats(&self, _: Request<v1::GetRuntimeStatsRequest>) -> Answer<v1::RuntimeStats> {
         Err(Status::unimplemented(""))
     }
 }
@@ -629,6 +597,13 @@ impl Lab {
         let mut events = Events::of(client).await;
         self.switches.get_mut(switch).unwrap().stop().await;
         events.switch(switch, false).await;
+    }
+
+    /// Each switch has done this, and nothing else.
+    pub(crate) fn all_did(&self, changes: &[&str], why: &str) {
+        for (name, switch) in &self.switches {
+            assert_eq!(switch.changes(), changes, "{name} {why}");
+        }
     }
 
     /// The groups of each switch that has any.

@@ -28,6 +28,22 @@ impl Lab {
         }
     }
 
+    /// As [`Lab::ranks`], four ranks with requests that are changed so.
+    pub(crate) async fn ranks_with(
+        &self,
+        client: &Client,
+        job: &str,
+        qpn: u32,
+        change: impl Fn(&mut v1::InitGroupRequest),
+    ) -> Vec<Rank> {
+        let requests = (0..4).map(|rank| {
+            let mut request = self.rank(job, rank, 4, qpn);
+            change(&mut request);
+            request
+        });
+        Rank::join_all(client, requests).await
+    }
+
     /// All ranks of a job, one per host.
     pub(crate) async fn ranks(&self, client: &Client, job: &str, size: u32, qpn: u32) -> Vec<Rank> {
         Rank::join_all(client, (0..size).map(|rank| self.rank(job, rank, size, qpn))).await
