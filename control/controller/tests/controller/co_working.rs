@@ -166,19 +166,6 @@ async fn a_group_whose_members_do_not_co_work_is_installed_for_all_or_none() {
     }
 }
 
-/// When the last receiver in the tree goes, there is nobody to pass the stream on: the group waits for its members again.
-#[tokio::test(start_paused = true)]
-async fn without_receivers_in_the_tree_a_group_ends() {
-    let (lab, _controller, client) = with_full_leaf().await;
-    create(&client, MemberLoss::Evict).await;
-    let mut calls = join(&lab, &client, 17, &[]).await;
-    outside(&mut calls[2]).await;
-    let mut events = Events::of(&client).await;
-    client.leave("g", "h1").await;
-    let state = events.group("g", v1::GroupPhase::Registered).await;
-    assert!(state.outside.is_empty(), "{state:?}");
-}
-
 /// Nothing flows before the group runs, so what a member says of its receiver then takes out nobody.
 #[tokio::test(start_paused = true)]
 async fn a_member_lost_before_the_group_runs_neither_fails_nor_evicts() {
