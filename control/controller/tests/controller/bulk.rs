@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tonic::{Code, Status};
 
-use crate::common::{Client, Events, Lab, PATIENCE, reaches};
+use crate::common::{Calls, Client, Events, Lab, in_time, reaches, two_tiers};
 
 /// Creates groups `g000` and on between h0 and h1; the outcome of each, by name.
 async fn create(lab: &Lab, client: &Client, count: u32) -> Vec<(String, Result<(), Status>)> {
@@ -19,9 +19,7 @@ async fn create(lab: &Lab, client: &Client, count: u32) -> Vec<(String, Result<(
         let request = lab.given(&name, &["h0", "h1"], 0x100 + n);
         calls.spawn(async move { (name, client.create_group(request).await.map(drop)) });
     }
-    let mut done = tokio::time::timeout(PATIENCE, calls.join_all())
-        .await
-        .expect("in time");
+    let mut done = in_time(calls.join_all()).await;
     done.sort_by(|a, b| a.0.cmp(&b.0));
     done
 }
@@ -56,15 +54,9 @@ async fn what_is_asked_for_meanwhile_goes_out_together() {
         gate.add_permits(100);
     });
     first.await.unwrap().unwrap();
-    let refused = created.iter().filter(|(_, result)| result.is_err());
-    let refused: Vec<_> = refused
-        .map(|(name, result)| (name, result.as_ref().unwrap_err()))
-        .collect();
-    assert_eq!(refused.len(), 1);
-    assert_eq!(
-        (refused[0].0.as_str(), refused[0].1.code()),
-        ("g007", Code::ResourceExhausted)
-    );
+    let refusals = created.into_iter().filter_map(|(name, result)| Some((name, result.err()?.code())));
+    let refusals: Vec<(String, Code)> = refusals.collect();
+    assert_eq!(refusals, [("g007".to_owned(), Code::ResourceExhausted)]);
     assert_eq!(lab.switch("leaf0").with(|t| t.calls.clone()), [1, 20]);
     assert_eq!(lab.switch("leaf0").groups().len(), 20);
 }
@@ -72,8 +64,7 @@ async fn what_is_asked_for_meanwhile_goes_out_together() {
 /// A restarted switch gets more groups than one call takes, of which it refuses one: that one is degraded, and says why.
 #[tokio::test(start_paused = true)]
 async fn a_restarted_switch_gets_many_groups_in_few_calls() {
-    let mut lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (mut lab, _controller, client) = two_tiers().await;
     assert!(are_fine(&create(&lab, &client, 300).await));
     lab.switch("leaf0").with(|t| {
         t.refuse_rule = Some("g007".into());
@@ -93,8 +84,7 @@ async fn a_restarted_switch_gets_many_groups_in_few_calls() {
 /// come about when it is back, and none twice.
 #[tokio::test(start_paused = true)]
 async fn a_switch_lost_in_the_middle_of_many_gets_the_rest_later() {
-    let mut lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (mut lab, _controller, client) = two_tiers().await;
     assert!(are_fine(&create(&lab, &client, 40).await));
     let (gate, mut waits) = lab.switch("leaf0").hold();
     gate.add_permits(10);
@@ -135,11 +125,8 @@ async fn a_controller_killed_in_the_middle_of_many_finishes_them() {
     assert!(!are_fine(&creation.await.unwrap()));
     gate.add_permits(1000);
     let (_controller, client) = lab.start().await;
-    let names = {
-        let request = castnet_proto::v1::ListControllerGroupsRequest {};
-        let listed = client.clone().list_groups(request).await.unwrap().into_inner();
-        listed.groups.into_iter().map(|g| g.state.unwrap().name)
-    };
+    let groups = client.groups().await.into_iter();
+    let names = groups.map(|g| g.state.unwrap().name);
     let mut there = 0;
     for name in names {
         reaches(&client, &name, Active).await;

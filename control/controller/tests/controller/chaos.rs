@@ -5,15 +5,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::Active;
 use tokio::time::{sleep, timeout};
-use tonic::{Code, Response, Status};
+use tonic::Code;
 
 use crate::common::etcd::{Cluster, POLL};
 use castnet_sim_control::random::Random;
 use castnet_sim_control::net::{Fault, Net};
-use crate::common::{Client, Lab, PATIENCE, Switch, destruction};
+use crate::common::{Calls, Client, Lab, PATIENCE, Switch, destruction};
 use crate::failover::{Processes, exists};
 
 /// Longest duration of a fault of the network or of etcd, in milliseconds: another controller leads before it ends.
@@ -61,13 +60,9 @@ fn fail(net: &Net, random: &mut Random, leader: usize) {
     net.fail(node, other, fault);
 }
 
-async fn found(client: &mut Client, group: &str) -> Result<v1::Group, Status> {
-    let request = v1::GetGroupRequest { group: group.into() };
-    client.get_group(request).await.map(Response::into_inner)
-}
-
-async fn runs(client: &mut Client, group: &str) -> bool {
-    let state = found(client, group).await.ok().and_then(|found| found.state);
+async fn runs(client: &Client, group: &str) -> bool {
+    let found = client.try_get(group).await;
+    let state = found.ok().and_then(|found| found.state);
     state.is_some_and(|state| state.phase() == Active)
 }
 
@@ -101,7 +96,7 @@ async fn nothing_is_lost(
     loop {
         let (_, mut client) = parties.leader().await;
         let _ = client.create_group(lab.given("g", &["h0", "h2"], 17)).await;
-        if runs(&mut client, "g").await {
+        if runs(&client, "g").await {
             break;
         }
         sleep(POLL).await;
@@ -172,11 +167,9 @@ async fn nothing_is_lost(
         match (done, was_there) {
             (true, false) => drop(there.insert(name)),
             (true, true) => {
-                let (_, mut client) = parties.leader().await;
-                assert!(
-                    !exists(&mut client, &name).await,
-                    "seed {seed}, step {step}: {name} is back"
-                );
+                let (_, client) = parties.leader().await;
+                let is_back = exists(&client, &name).await;
+                assert!(!is_back, "seed {seed}, step {step}: {name} is back");
             }
             (false, _) => drop(unknown.insert(name)),
         }
@@ -184,7 +177,7 @@ async fn nothing_is_lost(
     writing_leader(parties, lab, &mut unknown).await;
     for name in there.iter().map(String::as_str).chain(["g"]) {
         let is_there = async {
-            while !runs(&mut parties.leader().await.1, name).await {
+            while !runs(&parties.leader().await.1, name).await {
                 sleep(POLL).await;
             }
         };
@@ -195,10 +188,8 @@ async fn nothing_is_lost(
         let ends = async {
             loop {
                 let (_, mut client) = parties.leader().await;
-                if found(&mut client, name)
-                    .await
-                    .is_err_and(|e| e.code() == Code::NotFound)
-                {
+                let found = client.try_get(name).await;
+                if found.is_err_and(|e| e.code() == Code::NotFound) {
                     return;
                 }
                 let _ = client.destroy_group(destruction(name)).await;

@@ -1,23 +1,24 @@
 //! Receivers that the tree of their group does not reach: they are outside, and the others run.
 
+use castnet_controller::Controller;
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::{Active, Failed};
 use castnet_proto::v1::MemberLoss;
 use castnet_proto::v1::MemberPhase::{Expected, Joined};
-use tonic::{Status, Streaming};
+use tonic::Status;
 
-use crate::common::{Client, Events, Lab, PATIENCE, creation, next, reaches};
+use crate::common::{
+    Call, Calls, Client, Events, Lab, PATIENCE, creation, next, phases, reaches, two_tiers,
+};
 
 const HOSTS: [&str; 4] = ["h0", "h1", "h2", "h3"];
-
-type Call = Streaming<v1::GroupState>;
 
 async fn create(client: &Client, loss: MemberLoss) {
     let request = v1::CreateGroupRequest {
         on_member_loss: loss as i32,
         ..creation("g", &HOSTS)
     };
-    client.clone().create_group(request).await.unwrap();
+    client.create(request).await;
 }
 
 /// All join with leases; those in `not` do not co-work.
@@ -26,23 +27,13 @@ async fn join(lab: &Lab, client: &Client, qpn: u32, not: &[&str]) -> Vec<Call> {
     for host in HOSTS {
         let co_works = !not.contains(&host);
         let request = v1::JoinGroupRequest {
-            lease_ms: Some(600_000),
             co_works,
             passes_on: co_works,
-            ..lab.joining("g", host, qpn)
+            ..lab.leased("g", host, qpn)
         };
-        calls.push(client.clone().join_group(request).await.unwrap().into_inner());
+        calls.push(client.join(request).await);
     }
     calls
-}
-
-async fn leave(client: &Client, host: &str) {
-    let request = v1::LeaveGroupRequest {
-        group: "g".into(),
-        host: host.into(),
-        ..Default::default()
-    };
-    client.clone().leave_group(request).await.unwrap();
 }
 
 async fn report(client: &Client, host: &str, out: &v1::OutsideReceiver) -> Result<(), Status> {
@@ -72,15 +63,19 @@ async fn outside(call: &mut Call) {
 }
 
 fn is_full(lab: &Lab, switch: &str, is_full: bool) {
-    lab.switch(switch)
-        .with(|toy| toy.refuse = is_full.then(|| Status::resource_exhausted("full")));
+    lab.refuses(switch, is_full.then(|| Status::resource_exhausted("full")));
+}
+
+/// leaf1 refuses.
+async fn with_full_leaf() -> (Lab, Controller, Client) {
+    let (lab, controller, client) = two_tiers().await;
+    is_full(&lab, "leaf1", true);
+    (lab, controller, client)
 }
 
 #[tokio::test(start_paused = true)]
 async fn receivers_whose_switch_refuses_are_outside_and_the_others_run() {
-    let lab = Lab::two_tiers().await;
-    is_full(&lab, "leaf1", true);
-    let (controller, client) = lab.start().await;
+    let (lab, controller, client) = with_full_leaf().await;
     create(&client, MemberLoss::Evict).await;
     let mut calls = join(&lab, &client, 17, &[]).await;
     let state = reaches(&client, "g", Active).await.state.unwrap();
@@ -88,15 +83,10 @@ async fn receivers_whose_switch_refuses_are_outside_and_the_others_run() {
     for out in &state.outside {
         assert_eq!(out.reason, "switch leaf1 refuses: full");
     }
-    assert_eq!(
-        state.reason,
-        "from host to host gets h2 from h1, h3 from h2: switch leaf1 refuses: full"
-    );
-    assert!(
-        lab.placed().iter().all(|placed| placed.starts_with("leaf0 ")),
-        "{:?}",
-        lab.placed()
-    );
+    let says = "from host to host gets h2 from h1, h3 from h2: switch leaf1 refuses: full";
+    assert_eq!(state.reason, says);
+    let placed = lab.placed();
+    assert!(placed.iter().all(|p| p.starts_with("leaf0 ")), "{placed:?}");
     // Each member learns it by its call.
     for call in &mut calls {
         while via(&next(call).await).len() != 2 {}
@@ -107,7 +97,7 @@ async fn receivers_whose_switch_refuses_are_outside_and_the_others_run() {
     let state = reaches(&client, "g", Active).await.state.unwrap();
     assert_eq!(via(&state), [("h2", "h1"), ("h3", "h2")]);
     let before = state.generation;
-    leave(&client, "h2").await;
+    client.leave("g", "h2").await;
     let state = reaches(&client, "g", Active).await.state.unwrap();
     assert_eq!(via(&state), [("h3", "h1")]);
     assert_eq!((state.generation, state.members[2].phase()), (before, Expected));
@@ -116,9 +106,7 @@ async fn receivers_whose_switch_refuses_are_outside_and_the_others_run() {
 #[tokio::test(start_paused = true)]
 async fn a_receiver_that_is_not_reached_from_host_to_host_is_lost() {
     for loss in [MemberLoss::Evict, MemberLoss::Fail] {
-        let lab = Lab::two_tiers().await;
-        is_full(&lab, "leaf1", true);
-        let (_controller, client) = lab.start().await;
+        let (lab, _controller, client) = with_full_leaf().await;
         create(&client, loss).await;
         let _calls = join(&lab, &client, 17, &[]).await;
         let state = reaches(&client, "g", Active).await.state.unwrap();
@@ -138,32 +126,26 @@ async fn a_receiver_that_is_not_reached_from_host_to_host_is_lost() {
         report(&client, "h1", h2).await.unwrap();
         if loss == MemberLoss::Fail {
             let state = reaches(&client, "g", Failed).await.state.unwrap();
-            assert!(
-                state.reason.contains("h1 does not reach it: no answer"),
-                "{}",
-                state.reason
-            );
+            let says = "h1 does not reach it: no answer";
+            assert!(state.reason.contains(says), "{}", state.reason);
             assert!(state.outside.is_empty());
             continue;
         }
         let state = reaches(&client, "g", Active).await.state.unwrap();
         assert_eq!(via(&state), [("h3", "h1")]);
-        let phases: Vec<_> = state.members.iter().map(|m| m.phase()).collect();
-        assert_eq!(phases, [Joined, Joined, Expected, Joined]);
+        assert_eq!(phases(&state), [Joined, Joined, Expected, Joined]);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn all_are_in_the_tree_again_when_the_network_is_well() {
-    let lab = Lab::two_tiers().await;
-    is_full(&lab, "leaf1", true);
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = with_full_leaf().await;
     create(&client, MemberLoss::Evict).await;
     let mut calls = join(&lab, &client, 17, &[]).await;
     outside(&mut calls[0]).await;
     is_full(&lab, "leaf1", false);
     let mut events = Events::of(&client).await;
-    leave(&client, "h0").await;
+    client.leave("g", "h0").await;
     drop(calls);
     let _calls = join(&lab, &client, 18, &[]).await;
     let state = events.group("g", Active).await;
@@ -175,9 +157,7 @@ async fn all_are_in_the_tree_again_when_the_network_is_well() {
 #[tokio::test(start_paused = true)]
 async fn a_group_whose_members_do_not_co_work_is_installed_for_all_or_none() {
     for not in ["h0", "h3", "h1"] {
-        let lab = Lab::two_tiers().await;
-        is_full(&lab, "leaf1", true);
-        let (_controller, client) = lab.start().await;
+        let (lab, _controller, client) = with_full_leaf().await;
         create(&client, MemberLoss::Evict).await;
         let _calls = join(&lab, &client, 17, &[not]).await;
         let state = reaches(&client, "g", Failed).await.state.unwrap();
@@ -186,44 +166,23 @@ async fn a_group_whose_members_do_not_co_work_is_installed_for_all_or_none() {
     }
 }
 
-/// When the last receiver in the tree goes, there is nobody to pass the stream on: the group waits for its members again.
-#[tokio::test(start_paused = true)]
-async fn without_receivers_in_the_tree_a_group_ends() {
-    let lab = Lab::two_tiers().await;
-    is_full(&lab, "leaf1", true);
-    let (_controller, client) = lab.start().await;
-    create(&client, MemberLoss::Evict).await;
-    let mut calls = join(&lab, &client, 17, &[]).await;
-    outside(&mut calls[2]).await;
-    let mut events = Events::of(&client).await;
-    leave(&client, "h1").await;
-    let state = events.group("g", v1::GroupPhase::Registered).await;
-    assert!(state.outside.is_empty(), "{state:?}");
-}
-
 /// Nothing flows before the group runs, so what a member says of its receiver then takes out nobody.
 #[tokio::test(start_paused = true)]
 async fn a_member_lost_before_the_group_runs_neither_fails_nor_evicts() {
     for loss in [MemberLoss::Evict, MemberLoss::Fail] {
-        let lab = Lab::two_tiers().await;
-        is_full(&lab, "leaf1", true);
-        let (_controller, client) = lab.start().await;
+        let (lab, _controller, client) = with_full_leaf().await;
         create(&client, loss).await;
         let (gate, mut held) = lab.switch("leaf0").hold();
         let _calls = join(&lab, &client, 17, &[]).await;
         // The switch of the source is the last: leaf1 has refused, and the group is placed without it.
         let held = tokio::time::timeout(PATIENCE, held.recv());
         held.await.expect("in time").unwrap();
-        let request = v1::GetGroupRequest { group: "g".into() };
-        let group = client.clone().get_group(request).await.unwrap();
-        let state = group.into_inner().state.unwrap();
+        let state = client.get("g").await.state.unwrap();
         assert_eq!(state.phase(), v1::GroupPhase::Installing, "{state:?}");
         report(&client, "h1", &state.outside[0]).await.unwrap();
         gate.add_permits(1000);
         let state = reaches(&client, "g", Active).await.state.unwrap();
-        assert_eq!(
-            (state.generation, via(&state)),
-            (2, vec![("h2", "h1"), ("h3", "h2")])
-        );
+        assert_eq!(state.generation, 2);
+        assert_eq!(via(&state), [("h2", "h1"), ("h3", "h2")]);
     }
 }

@@ -1,7 +1,7 @@
 //! What becomes of collective groups when ranks disagree, die or hang, and when switches restart or report late.
 
-use crate::common::ranks::{Rank, all, all_again, becomes, shown, vanishes};
-use crate::common::{Client, Events, Lab, next};
+use crate::common::ranks::{Rank, all, all_again, becomes, join_again, shown, vanishes};
+use crate::common::{Calls, Client, Events, Lab, next, refused, two_tiers};
 use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase::{Active, Failed, Waiting};
 use tonic::Code;
@@ -37,41 +37,41 @@ fn conflict(mcst_id: &str, generation: u64, said: v1::Disagreement) -> v1::agent
     })
 }
 
+/// The queue pair of rank 3 refuses.
+pub(crate) fn failed(mcst_id: &str) -> v1::agent_event::Event {
+    v1::agent_event::Event::MemberFailed(v1::MemberFailed {
+        mcst_id: mcst_id.into(),
+        group: "job".into(),
+        port: 1,
+        next_hop: "h3".into(),
+        syndrome: 0x62,
+        generation: 1,
+        ..Default::default()
+    })
+}
+
 /// A rank that was stopped for longer than its lease comes to hear of it, and does not get between those that join again.
 #[tokio::test(start_paused = true)]
 async fn a_rank_that_comes_back_too_late_is_told_and_joins_nothing() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
-    let mut ranks = Vec::new();
-    for rank in 0..4 {
-        let mut request = lab.rank("job", rank, 4, 17);
-        request.lease_ms = if rank == 2 { 1 } else { 600_000 };
-        ranks.push(Rank::join(&client, request).await);
-    }
+    let (lab, _controller, client) = two_tiers().await;
+    let with_lease = |r: &mut v1::InitGroupRequest| r.lease_ms = if r.rank == 2 { 1 } else { 600_000 };
+    let mut ranks = lab.ranks_with(&client, "job", 17, with_lease).await;
     all(&mut ranks, Active).await;
     let late = ranks.remove(2);
     let request = late.request.clone();
     drop(late.stream);
     all(&mut ranks, Failed).await;
-    let mut back = Rank::join(
-        &client,
-        v1::InitGroupRequest {
-            returns_to: Some(1),
-            ..request.clone()
-        },
-    )
-    .await;
+    let returns = v1::InitGroupRequest {
+        returns_to: Some(1),
+        ..request.clone()
+    };
+    let mut back = Rank::join(&client, returns).await;
     let state = back.until(Failed).await;
     assert_eq!((state.failed_rank, state.generation), (Some(2), 1));
     back.ends().await;
     let group = shown(&client, "job").await.unwrap().state.unwrap();
-    assert!(
-        group
-            .members
-            .iter()
-            .all(|m| m.phase() == v1::MemberPhase::Expected),
-        "{group:?}"
-    );
+    let mut phases = group.members.iter().map(|m| m.phase());
+    assert!(phases.all(|p| p == v1::MemberPhase::Expected), "{group:?}");
 
     // Who has no part in it sees nobody's, and no rank that there is not.
     let stranger = v1::InitGroupRequest {
@@ -82,17 +82,15 @@ async fn a_rank_that_comes_back_too_late_is_told_and_joins_nothing() {
     };
     let mut seen = Rank::join(&client, stranger).await;
     let state = seen.until(Failed).await;
-    assert_eq!(
-        (state.reason.as_str(), state.members.len()),
-        ("it has failed, and this rank is free: join again", 0)
-    );
+    assert_eq!(state.reason, "it has failed, and this rank is free: join again");
+    assert_eq!(state.members.len(), 0);
     seen.ends().await;
     let beyond = v1::InitGroupRequest {
         returns_to: Some(1),
         ..lab.rank("job", 3, 1024, 0x99)
     };
-    let refused = client.clone().init_group(beyond).await.unwrap_err();
-    assert!(refused.message().contains("1024"), "{}", refused.message());
+    let beyond = client.clone().init_group(beyond).await.unwrap_err();
+    assert!(beyond.message().contains("1024"), "{beyond}");
 
     // Of a group that nobody knows, or of a generation that is not over and that it is not in, it hears so.
     let nowhere = v1::InitGroupRequest {
@@ -100,27 +98,19 @@ async fn a_rank_that_comes_back_too_late_is_told_and_joins_nothing() {
         returns_to: Some(1),
         ..request.clone()
     };
-    assert_eq!(
-        client.clone().init_group(nowhere).await.unwrap_err().code(),
-        Code::NotFound
-    );
+    refused(client.clone().init_group(nowhere).await, Code::NotFound, "");
     let other = v1::InitGroupRequest {
         returns_to: Some(7),
         ..request
     };
-    let refused = client.clone().init_group(other).await.unwrap_err();
-    assert_eq!(refused.code(), Code::FailedPrecondition);
-    assert!(
-        refused.message().starts_with("returns_to: "),
-        "{}",
-        refused.message()
-    );
+    let other = client.clone().init_group(other).await;
+    let other = refused(other, Code::FailedPrecondition, "");
+    assert!(other.message().starts_with("returns_to: "), "{other}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn ranks_that_disagree_are_told_who_said_what_and_get_a_new_generation() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
     let said = disagreement(0, 3);
@@ -136,18 +126,12 @@ async fn ranks_that_disagree_are_told_who_said_what_and_get_a_new_generation() {
     // Another switch saw other ranks: together, the lowest rank and the lowest that differs from it.
     lab.switch("spine0")
         .report(conflict(&mcst_id, 1, disagreement(0, 2)));
-    let group = becomes(&client, "job", |g| {
-        let state = g.state.as_ref().unwrap();
-        state.conflict.is_some_and(|c| c.other_rank == 2)
-    })
-    .await;
-    assert!(
-        group
-            .state
-            .unwrap()
-            .reason
-            .ends_with("rank 2 (host h2) called barrier")
-    );
+    let with_second = |g: &v1::Collective| {
+        let conflict = g.state.as_ref().unwrap().conflict;
+        conflict.is_some_and(|c| c.other_rank == 2)
+    };
+    let state = becomes(&client, "job", with_second).await.state.unwrap();
+    assert!(state.reason.ends_with("rank 2 (host h2) called barrier"));
     // The switches still have to tell the ranks themselves: the rules stay until all have joined again.
     assert_eq!(lab.placed(), ["leaf0 job.1", "leaf1 job.1", "spine0 job.1"]);
     let last = ranks.pop().unwrap();
@@ -172,50 +156,30 @@ async fn a_broken_group_that_nobody_wants_any_more_is_cleaned_up() {
     let mut lab = Lab::two_tiers().await;
     lab.config.timeouts.linger = std::time::Duration::from_millis(1);
     let (_controller, client) = lab.start().await;
-    let mut ranks = Vec::new();
-    for rank in 0..4 {
-        let request = v1::InitGroupRequest {
-            lease_ms: 1,
-            ..lab.rank("job", rank, 4, 17)
-        };
-        ranks.push(Rank::join(&client, request).await);
-    }
+    let mut ranks = lab.ranks_with(&client, "job", 17, |r| r.lease_ms = 1).await;
     let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
     let mut events = Events::of(&client).await;
-    lab.switch("leaf1")
-        .report(v1::agent_event::Event::MemberFailed(v1::MemberFailed {
-            mcst_id,
-            group: "job".into(),
-            port: 1,
-            next_hop: "h3".into(),
-            syndrome: 0x62,
-            generation: 1,
-            ..Default::default()
-        }));
+    lab.switch("leaf1").report(failed(&mcst_id));
     for state in all(&mut ranks, Failed).await {
         assert_eq!(state.failed_rank, Some(3));
-        assert_eq!(
-            state.reason,
-            "rank 3 (host h3) has ended its connection, with NAK syndrome 0x62"
-        );
+        let says = "rank 3 (host h3) has ended its connection, with NAK syndrome 0x62";
+        assert_eq!(state.reason, says);
     }
     let told = events.until(|event| match event {
         v1::controller_event::Event::MemberFailed(m) => Some(m.clone()),
         _ => None,
     });
     let told = told.await;
-    assert_eq!(
-        (told.next_hop.as_str(), told.rank, told.switch_name.as_str()),
-        ("h3", Some(3), "leaf1")
-    );
+    assert_eq!(told.next_hop, "h3");
+    assert_eq!(told.rank, Some(3));
+    assert_eq!(told.switch_name, "leaf1");
     vanishes(&client, "job").await;
     assert!(lab.placed().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_switch_that_restarts_fails_the_group_by_name() {
-    let mut lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (mut lab, _controller, client) = two_tiers().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     all(&mut ranks, Active).await;
     lab.switches.get_mut("leaf1").unwrap().restart().await;
@@ -231,8 +195,7 @@ async fn a_switch_that_restarts_fails_the_group_by_name() {
 /// A switch that is only out of reach may well go on: the group stays active, and the ranks hear of it.
 #[tokio::test(start_paused = true)]
 async fn a_switch_out_of_reach_fails_nothing() {
-    let mut lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (mut lab, _controller, client) = two_tiers().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     all(&mut ranks, Active).await;
     lab.switches.get_mut("spine0").unwrap().stop().await;
@@ -250,65 +213,56 @@ async fn a_switch_out_of_reach_fails_nothing() {
 
 /// Four ranks of a group that runs, and its McstID. Switches report a collective that waits for so long.
 async fn with_stall_timeout(lab: &Lab, client: &Client, stall_timeout_ms: u32) -> (Vec<Rank>, String) {
-    let mut ranks = Vec::new();
-    for rank in 0..4 {
-        let mut request = lab.rank("job", rank, 4, 17);
-        request.settings = Some(v1::CollectiveSettings {
-            stall_timeout_ms,
-            ..Default::default()
-        });
-        ranks.push(Rank::join(client, request).await);
-    }
+    let settings = v1::CollectiveSettings {
+        stall_timeout_ms,
+        ..Default::default()
+    };
+    let change = |r: &mut v1::InitGroupRequest| r.settings = Some(settings.clone());
+    let mut ranks = lab.ranks_with(client, "job", 17, change).await;
     let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
     (ranks, mcst_id)
 }
 
-fn stalled(mcst_id: &str, ranks: &[u32]) -> v1::agent_event::Event {
+fn stalled(mcst_id: &str, generation: u64, ranks: &[u32]) -> v1::agent_event::Event {
     v1::agent_event::Event::CollectiveStalled(v1::CollectiveStalled {
         mcst_id: mcst_id.into(),
         group: "job".into(),
         ranks: ranks.to_vec(),
         for_ns: 2_000_000_000,
-        generation: 1,
+        generation,
         ..Default::default()
     })
 }
 
 #[tokio::test(start_paused = true)]
 async fn stalls_reach_ranks_and_operators_by_name() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     // A report counts for more than twice as long: until the end of the test.
     let (mut ranks, mcst_id) = with_stall_timeout(&lab, &client, 60_000).await;
     let mut events = Events::of(&client).await;
-    lab.switch("spine0").report(stalled(&mcst_id, &[2, 3]));
+    lab.switch("spine0").report(stalled(&mcst_id, 1, &[2, 3]));
     let told = events.until(|event| match event {
         v1::controller_event::Event::CollectiveStalled(s) => Some(s.clone()),
         _ => None,
     });
     let told = told.await;
-    assert_eq!(
-        (told.ranks, told.hosts),
-        (vec![2, 3], vec!["h2".to_owned(), "h3".to_owned()])
-    );
+    assert_eq!(told.ranks, [2, 3]);
+    assert_eq!(told.hosts, ["h2", "h3"]);
     let state = ranks[0].until(Active).await;
     assert_eq!(state.waiting_for, [2, 3]);
-    assert_eq!(
-        state.reason,
-        "a collective waits for rank 2 (host h2), rank 3 (host h3)"
-    );
+    let says = "a collective waits for rank 2 (host h2), rank 3 (host h3)";
+    assert_eq!(state.reason, says);
     // The ranks' own switch knows better than one that only knows who is behind a port.
-    lab.switch("leaf1").report(stalled(&mcst_id, &[3]));
+    lab.switch("leaf1").report(stalled(&mcst_id, 1, &[3]));
     assert_eq!(ranks[0].until(Active).await.waiting_for, [3]);
 }
 
 /// A switch that reports no more waits no more.
 #[tokio::test(start_paused = true)]
 async fn a_stall_that_is_not_reported_again_is_over() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let (mut ranks, mcst_id) = with_stall_timeout(&lab, &client, 500).await;
-    lab.switch("leaf1").report(stalled(&mcst_id, &[3]));
+    lab.switch("leaf1").report(stalled(&mcst_id, 1, &[3]));
     while ranks[0].until(Active).await.waiting_for != [3] {}
     while !ranks[0].until(Active).await.waiting_for.is_empty() {}
     let group = shown(&client, "job").await.unwrap().state.unwrap();
@@ -318,8 +272,7 @@ async fn a_stall_that_is_not_reported_again_is_over() {
 /// What a switch says of a generation that is over says nothing about the one that runs.
 #[tokio::test(start_paused = true)]
 async fn late_reports_of_an_old_generation_change_nothing() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
     lab.switch("leaf0")
@@ -328,27 +281,11 @@ async fn late_reports_of_an_old_generation_change_nothing() {
     let mut ranks = all_again(ranks, &client, 1).await;
 
     let spine = lab.switch("spine0");
-    let stalled = |generation, ranks: &[u32]| {
-        v1::agent_event::Event::CollectiveStalled(v1::CollectiveStalled {
-            mcst_id: mcst_id.clone(),
-            group: "job".into(),
-            generation,
-            ranks: ranks.to_vec(),
-            ..Default::default()
-        })
-    };
     spine.report(conflict(&mcst_id, 1, disagreement(1, 2)));
-    spine.report(v1::agent_event::Event::MemberFailed(v1::MemberFailed {
-        mcst_id: mcst_id.clone(),
-        group: "job".into(),
-        next_hop: "h3".into(),
-        syndrome: 0x62,
-        generation: 1,
-        ..Default::default()
-    }));
-    spine.report(stalled(1, &[1]));
+    spine.report(failed(&mcst_id));
+    spine.report(stalled(&mcst_id, 1, &[1]));
     // They are taken in order: when this is known, those before it were seen.
-    spine.report(stalled(2, &[3]));
+    spine.report(stalled(&mcst_id, 2, &[3]));
     let state = ranks[0].until(Active).await;
     assert_eq!((state.generation, state.waiting_for), (2, vec![3]));
     let group = shown(&client, "job").await.unwrap().state.unwrap();
@@ -360,8 +297,7 @@ async fn late_reports_of_an_old_generation_change_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_rank_that_joined_again_and_goes_ends_nothing_of_the_generation_before() {
     for leaves in [true, false] {
-        let lab = Lab::two_tiers().await;
-        let (_controller, client) = lab.start().await;
+        let (lab, _controller, client) = two_tiers().await;
         let mut ranks = lab.ranks(&client, "job", 4, 17).await;
         let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
         lab.switch("leaf1")
@@ -371,13 +307,7 @@ async fn a_rank_that_joined_again_and_goes_ends_nothing_of_the_generation_before
         first.request.lease_ms = if leaves { 600_000 } else { 1 };
         let first = first.again(&client, 1).await;
         if leaves {
-            let request = v1::LeaveGroupRequest {
-                group: "job".into(),
-                rank: Some(0),
-                ..Default::default()
-            };
-            let left = client.clone().leave_group(request).await.unwrap();
-            assert!(left.into_inner().left);
+            assert!(client.leave_rank("job", 0).await);
         } else {
             drop(first.stream);
         }
@@ -388,14 +318,11 @@ async fn a_rank_that_joined_again_and_goes_ends_nothing_of_the_generation_before
         becomes(&client, "job", expected).await;
         assert_eq!(lab.placed(), ["leaf0 job.1", "leaf1 job.1", "spine0 job.1"]);
         let mut again = vec![Rank::join(&client, lab.rank("job", 0, 4, 18)).await];
-        for rank in ranks {
-            again.push(rank.again(&client, 1).await);
-        }
+        again.extend(join_again(ranks, &client, 1).await);
         for state in all(&mut again, Active).await {
             assert_eq!(state.generation, 2);
         }
         // The rules were removed once, when all had joined again.
-        let removals: Vec<_> = lab.switch("leaf0").changes();
-        assert_eq!(removals, ["+job.1", "-job.1", "+job.2"]);
+        assert_eq!(lab.switch("leaf0").changes(), ["+job.1", "-job.1", "+job.2"]);
     }
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::common::ranks::{Rank, all, all_again, becomes, shown};
-use crate::common::{Events, Lab, Switch, destruction, memory};
+use crate::common::ranks::{all, all_again, becomes, join_again, shown};
+use crate::common::{Calls, Client, Events, Lab, Switch, memory, refused, start, two_tiers};
 use castnet_proto::convert::refuse;
 use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase::{Active, Failed, Refused};
@@ -36,7 +36,7 @@ fn full() -> Status {
 #[tokio::test(start_paused = true)]
 async fn a_switch_that_refuses_for_lack_of_room_is_passed_by_aloud() {
     let lab = two_spines().await;
-    lab.switch("spine0").with(|t| t.refuse = Some(full()));
+    lab.refuses("spine0", Some(full()));
     let (_controller, client) = lab.start().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     // Nobody is told of a failure: they wait a little longer, for the next generation.
@@ -53,8 +53,8 @@ async fn a_switch_that_refuses_for_lack_of_room_is_passed_by_aloud() {
     assert!(lab.switch("spine0").changes().is_empty());
 
     // What it said then is not held against it later.
-    lab.switch("spine0").with(|t| t.refuse = None);
-    lab.switch("spine1").with(|t| t.refuse = Some(full()));
+    lab.refuses("spine0", None);
+    lab.refuses("spine1", Some(full()));
     let _ranks = all_again(ranks, &client, 2).await;
     assert_eq!(spine(&lab), "spine0");
 }
@@ -63,20 +63,17 @@ async fn a_switch_that_refuses_for_lack_of_room_is_passed_by_aloud() {
 async fn where_there_is_no_other_place_all_refusals_are_told() {
     let lab = two_spines().await;
     for spine in ["spine0", "spine1"] {
-        lab.switch(spine).with(|t| t.refuse = Some(full()));
+        lab.refuses(spine, Some(full()));
     }
     let (_controller, client) = lab.start().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     for state in all(&mut ranks, Refused).await {
         let says = "refuses: collective: 2 groups are installed: no place for another";
-        assert_eq!(
-            state.reason,
-            format!("switch spine0 {says}; switch spine1 {says}")
-        );
-        assert_eq!(state.failed_switch, "spine1");
+        let both = format!("switch spine0 {says}; switch spine1 {says}");
+        assert_eq!((state.reason, &*state.failed_switch), (both, "spine1"));
     }
     becomes(&client, "job", |g| g.tree.is_empty()).await;
-    assert!(lab.placed().is_empty());
+    assert!(lab.placed().is_empty(), "all switches or none");
 }
 
 /// The switch has less memory than it said: half of the slots fit, or those of Mode-III, and need no other place.
@@ -103,10 +100,7 @@ async fn a_switch_short_of_memory_gets_fewer_slots() {
     let mut ranks = lab.ranks(&client, "other", 4, 19).await;
     for state in all(&mut ranks, Refused).await {
         let says = "switch spine0 refuses: rule.translated.slots: 64 are too many";
-        assert_eq!(
-            (state.reason.as_str(), state.failed_switch.as_str()),
-            (says, "spine0")
-        );
+        assert_eq!((&*state.reason, &*state.failed_switch), (says, "spine0"));
     }
 }
 
@@ -131,10 +125,9 @@ async fn a_link_of_the_tree_that_stays_down_fails_the_group_by_name_and_another_
             "link leaf1:{p} - {before}:1 has been down for 30ms: port leaf1-p{p} of switch leaf1 has no link",
             p = 2 + number
         );
-        assert_eq!(
-            (state.reason, state.failed_switch, state.failed_rank),
-            (says, "leaf1".into(), None)
-        );
+        assert_eq!(state.reason, says);
+        assert_eq!(state.failed_switch, "leaf1");
+        assert_eq!(state.failed_rank, None);
     }
     let _ranks = all_again(ranks, &client, 1).await;
     assert_ne!(spine(&lab), before);
@@ -176,17 +169,11 @@ async fn a_rank_whose_link_stays_down_is_named() {
     set_link(lab.switch("leaf1"), 1, false);
     for state in all(&mut ranks, Failed).await {
         assert_eq!(state.failed_rank, Some(3));
-        assert!(
-            state.reason.starts_with("link leaf1:1 - h3 has been down"),
-            "{}",
-            state.reason
-        );
+        let says = "link leaf1:1 - h3 has been down";
+        assert!(state.reason.starts_with(says), "{}", state.reason);
     }
     // It cannot be had in the network: the ranks hear why, and may do without.
-    let mut again = Vec::new();
-    for rank in ranks {
-        again.push(rank.again(&client, 1).await);
-    }
+    let mut again = join_again(ranks, &client, 1).await;
     for state in all(&mut again, Refused).await {
         assert!(state.reason.contains("h3"), "{}", state.reason);
     }
@@ -213,18 +200,13 @@ async fn memory_is_reserved_per_switch_and_a_shortage_is_named() {
         // Half of the slots would do, and fewer in Mode-III, but these are more, too.
         let says = format!("needs {fewest} bytes for it, {} are free", needed / 8);
         assert!(state.reason.contains(&says), "{}", state.reason);
-        assert!(
-            state
-                .reason
-                .starts_with(&format!("switch {} ", state.failed_switch)),
-            "{}",
-            state.reason
-        );
+        let switch = format!("switch {} ", state.failed_switch);
+        assert!(state.reason.starts_with(&switch), "{}", state.reason);
     }
     let group = shown(&client, "c").await.unwrap();
     assert_eq!((group.state.unwrap().phase(), group.tree.len()), (Refused, 0));
     // What is freed can be had.
-    client.clone().destroy_group(destruction("a")).await.unwrap();
+    client.destroy("a").await;
     let third = all_again(third, &client, 1).await;
     assert_eq!(third.len(), 4);
 }
@@ -241,11 +223,8 @@ async fn a_group_has_fewer_slots_where_memory_is_short() {
         for state in all(&mut ranks, Active).await {
             assert_eq!(state.slots, slots);
         }
-        let group = shown(&client, job).await.unwrap();
-        let rules = group
-            .tree
-            .iter()
-            .map(|n| n.rule.as_ref().unwrap().translated().unwrap().slots);
+        let rules = rules_of(&client, job).await.into_iter();
+        let rules = rules.map(|rule| rule.translated().unwrap().slots);
         assert_eq!(rules.collect::<Vec<_>>(), [slots; 3]);
     }
 }
@@ -260,45 +239,42 @@ async fn a_group_is_in_mode_three_where_mode_two_has_no_memory() {
     let mut ranks = lab.ranks(&client, "a", 4, 17).await;
     for state in all(&mut ranks, Active).await {
         assert_eq!(state.settings.unwrap().mode(), v1::CollectiveMode::Augmented);
-        let says = format!(
-            "switch leaf0 needs {fewest} bytes for it, {} are free",
-            fewest - 1
-        );
+        let free = fewest - 1;
+        let says = format!("switch leaf0 needs {fewest} bytes for it, {free} are free");
         assert!(state.mode_reason.ends_with(&says), "{}", state.mode_reason);
     }
-    let group = shown(&client, "a").await.unwrap();
-    let rules = group
-        .tree
-        .iter()
-        .map(|n| n.rule.as_ref().unwrap().translated().unwrap().mode());
-    assert_eq!(rules.collect::<Vec<_>>(), [v1::CollectiveMode::Augmented; 3]);
+    assert_eq!(modes(&client, "a").await, [v1::CollectiveMode::Augmented; 3]);
+}
+
+/// The rules of a group's switches.
+async fn rules_of(client: &Client, job: &str) -> Vec<v1::GroupRule> {
+    let tree = shown(client, job).await.unwrap().tree.into_iter();
+    tree.map(|node| node.rule.unwrap()).collect()
+}
+
+async fn modes(client: &Client, job: &str) -> Vec<v1::CollectiveMode> {
+    let rules = rules_of(client, job).await.into_iter();
+    rules.map(|rule| rule.translated().unwrap().mode()).collect()
 }
 
 /// The mode that the ranks ask for is that of the rule of each switch.
 #[tokio::test(start_paused = true)]
 async fn a_group_is_in_the_mode_that_its_ranks_ask_for() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     for (job, mode) in [
         ("one", v1::CollectiveMode::Terminated),
         ("two", v1::CollectiveMode::Translated),
         ("three", v1::CollectiveMode::Augmented),
     ] {
-        let mut ranks = Vec::new();
-        for rank in 0..4 {
-            let mut request = lab.rank(job, rank, 4, 17);
-            request.settings = Some(v1::CollectiveSettings {
-                mode: mode as i32,
-                ..Default::default()
-            });
-            ranks.push(Rank::join(&client, request).await);
-        }
+        let settings = v1::CollectiveSettings {
+            mode: mode as i32,
+            ..Default::default()
+        };
+        let change = |r: &mut v1::InitGroupRequest| r.settings = Some(settings.clone());
+        let mut ranks = lab.ranks_with(&client, job, 17, change).await;
         all(&mut ranks, Active).await;
-        let group = shown(&client, job).await.unwrap();
-        let rules = group.tree.iter().map(|n| n.rule.as_ref().unwrap());
-        let modes = rules.map(|rule| rule.translated().unwrap().mode());
-        assert_eq!(modes.collect::<Vec<_>>(), [mode; 3], "{job}");
-        client.clone().destroy_group(destruction(job)).await.unwrap();
+        assert_eq!(modes(&client, job).await, [mode; 3], "{job}");
+        client.destroy(job).await;
     }
 }
 
@@ -306,37 +282,17 @@ async fn a_group_is_in_the_mode_that_its_ranks_ask_for() {
 async fn leaf_memory(lab: &Lab) -> (u64, u64) {
     let mut config = lab.config.clone();
     config.store = None;
-    let (_controller, client) = crate::common::start(config).await;
+    let (_controller, client) = start(config).await;
     let mut ranks = lab.ranks(&client, "probe", 4, 20).await;
     all(&mut ranks, Active).await;
-    let mut rule = lab
-        .switch("leaf0")
-        .with(|t| t.groups.values().next().unwrap().0.clone());
+    let mut rule = lab.rule("leaf0");
     let needed = memory(&rule);
     if let Some(v1::group_rule::Kind::Translated(kind)) = &mut rule.kind {
         kind.slots /= 2;
     }
     let fewest = memory(&rule);
-    client.clone().destroy_group(destruction("probe")).await.unwrap();
+    client.destroy("probe").await;
     (needed, fewest)
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_switch_has_the_last_word() {
-    let lab = Lab::two_tiers().await;
-    lab.switch("leaf0")
-        .with(|t| t.refuse = Some(Status::resource_exhausted("memory: 5 bytes needed, 3 left")));
-    let (_controller, client) = lab.start().await;
-    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
-    for state in all(&mut ranks, Refused).await {
-        assert_eq!(
-            state.reason,
-            "switch leaf0 refuses: memory: 5 bytes needed, 3 left"
-        );
-        assert_eq!(state.failed_switch, "leaf0");
-    }
-    becomes(&client, "job", |g| g.tree.is_empty()).await;
-    assert!(lab.placed().is_empty(), "all switches or none");
 }
 
 #[tokio::test(start_paused = true)]
@@ -356,37 +312,18 @@ async fn what_cannot_be_placed_is_refused_at_creation() {
         (&["h0", "x"], "ranks[1]"),
     ] {
         let status = client.create_collective(request(ranks)).await.unwrap_err();
-        assert!(
-            status.message().starts_with(&format!("{field}: ")),
-            "{}",
-            status.message()
-        );
+        assert!(status.message().starts_with(&format!("{field}: ")), "{status}");
     }
     // What the switch has left is known when it has reported.
     let mut events = Events::of(&client).await;
-    let switches = client
-        .list_switches(v1::ListSwitchesRequest {})
-        .await
-        .unwrap()
-        .into_inner()
-        .switches;
-    if switches.iter().any(|s| s.name == "spine0" && !s.reachable) {
+    let mut switches = client.switches().await.into_iter();
+    if switches.any(|s| s.name == "spine0" && !s.reachable) {
         events.switch("spine0", true).await;
     }
-    let status = client
-        .create_collective(request(&["h0", "h2"]))
-        .await
-        .unwrap_err();
-    assert_eq!(status.code(), Code::ResourceExhausted);
-    assert!(
-        status
-            .message()
-            .starts_with("switches.spine0: switch spine0 needs "),
-        "{}",
-        status.message()
-    );
-    assert!(
-        client.create_collective(request(&["h0", "h1"])).await.is_ok(),
-        "one leaf has room"
-    );
+    let both = client.create_collective(request(&["h0", "h2"])).await;
+    let says = "switches.spine0: switch spine0 needs ";
+    let status = refused(both, Code::ResourceExhausted, says);
+    assert!(status.message().starts_with(says), "{status}");
+    let one = client.create_collective(request(&["h0", "h1"])).await;
+    assert!(one.is_ok(), "one leaf has room");
 }

@@ -3,40 +3,38 @@
 use castnet_sim_control::controllers::Candidates;
 use castnet_sim_control::etcd::EtcdModel;
 use crate::common::ranks::{Rank, all, becomes, shown, vanishes};
-use crate::common::{Lab, start};
+use crate::common::{Calls, Client, Lab, start, two_tiers};
 use crate::restarts::stands_still_at;
 use castnet_controller::Checkpoint;
 use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase::{Active, Failed, Waiting};
 
+/// They call with the same connections.
+async fn come_back(ranks: Vec<Rank>, client: &Client) -> Vec<Rank> {
+    let requests: Vec<v1::InitGroupRequest> = ranks.into_iter().map(|r| r.request).collect();
+    Rank::join_all(client, requests).await
+}
+
 /// Traffic goes on without a controller: ranks that come back are at their places, and no switch is told anything.
 #[tokio::test(start_paused = true)]
 async fn ranks_that_come_back_to_a_new_controller_are_at_their_places() {
-    let lab = Lab::two_tiers().await;
-    let (controller, client) = lab.start().await;
+    let (lab, controller, client) = two_tiers().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     let before = all(&mut ranks, Active).await;
     controller.stop().await;
-    let requests: Vec<v1::InitGroupRequest> = ranks.into_iter().map(|r| r.request).collect();
 
     let (_controller, client) = lab.start().await;
     let group = shown(&client, "job").await.unwrap().state.unwrap();
     assert_eq!(group.phase(), Active);
     assert!(group.members.iter().all(|m| m.phase() == v1::MemberPhase::Away));
-    let mut back = Vec::new();
-    for request in requests {
-        back.push(Rank::join(&client, request).await);
-    }
+    let mut back = come_back(ranks, &client).await;
     for (before, after) in before.iter().zip(all(&mut back, Active).await) {
-        assert_eq!(
-            (after.generation, after.start_psn, after.rq_psn),
-            (1, before.start_psn, before.rq_psn)
-        );
+        assert_eq!(after.generation, 1);
+        assert_eq!(after.start_psn, before.start_psn);
+        assert_eq!(after.rq_psn, before.rq_psn);
     }
     becomes(&client, "job", |g| g.tree.iter().all(|n| n.installed)).await;
-    for name in ["leaf0", "leaf1", "spine0"] {
-        assert_eq!(lab.switch(name).changes(), ["+job.1"]);
-    }
+    lab.all_did(&["+job.1"], "");
 }
 
 /// Where they do not come back, the group is taken off the switches.
@@ -45,15 +43,8 @@ async fn ranks_that_died_with_the_controller_leave_nothing_behind() {
     let mut lab = Lab::two_tiers().await;
     lab.config.timeouts.linger = std::time::Duration::from_millis(1);
     let (controller, client) = lab.start().await;
-    let mut ranks = Vec::new();
-    for rank in 0..4 {
-        // Longer than the first controller lives; the new one counts from its start.
-        let request = v1::InitGroupRequest {
-            lease_ms: 50,
-            ..lab.rank("job", rank, 4, 17)
-        };
-        ranks.push(Rank::join(&client, request).await);
-    }
+    // Longer than the first controller lives; the new one counts from its start.
+    let mut ranks = lab.ranks_with(&client, "job", 17, |r| r.lease_ms = 50).await;
     all(&mut ranks, Active).await;
     controller.stop().await;
     drop(ranks);
@@ -68,19 +59,13 @@ async fn ranks_that_died_with_the_controller_leave_nothing_behind() {
 async fn a_failed_job_ends_also_after_a_restart() {
     let mut lab = Lab::two_tiers().await;
     lab.config.timeouts.linger = std::time::Duration::from_secs(3600);
-    let (controller, mut client) = lab.start().await;
+    let (controller, client) = lab.start().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     all(&mut ranks, Active).await;
-    let evicted = v1::EvictMemberRequest {
-        group: "job".into(),
-        member: "2".into(),
-    };
-    client.evict_member(evicted).await.unwrap();
+    client.evict("job", "2").await.unwrap();
     drop(ranks);
-    becomes(&client, "job", |group| {
-        group.state.as_ref().is_some_and(|state| state.phase() == Failed)
-    })
-    .await;
+    let has_failed = |g: &v1::Collective| g.state.as_ref().unwrap().phase() == Failed;
+    becomes(&client, "job", has_failed).await;
     controller.stop().await;
     lab.config.timeouts.linger = std::time::Duration::from_millis(1);
     let (_controller, client) = lab.start().await;
@@ -94,23 +79,15 @@ async fn a_rank_that_lives_outlasts_a_failover_and_one_that_died_is_put_out() {
     let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
     let mut candidates = Candidates::start(&lab.config, lab.folder.path(), &etcd, 2).await;
     let (mut leader, mut client) = candidates.leader(None).await;
-    let mut ranks = Vec::new();
-    for rank in 0..4 {
-        let request = v1::InitGroupRequest {
-            // All come back while the last one's runs.
-            lease_ms: if rank == 3 { 10_000 } else { 600_000 },
-            ..lab.rank("job", rank, 4, 17)
-        };
-        ranks.push(Rank::join(&client, request).await);
-    }
+    // All come back while the last one's runs.
+    let with_lease = |r: &mut v1::InitGroupRequest| r.lease_ms = if r.rank == 3 { 10_000 } else { 600_000 };
+    let mut ranks = lab.ranks_with(&client, "job", 17, with_lease).await;
     all(&mut ranks, Active).await;
     for alive in [4, 3] {
         candidates.restart(leader).await;
         (leader, client) = candidates.leader(None).await;
-        let mut back = Vec::new();
-        for rank in ranks.into_iter().take(alive) {
-            back.push(Rank::join(&client, rank.request).await);
-        }
+        ranks.truncate(alive);
+        let mut back = come_back(ranks, &client).await;
         for state in all(&mut back, Active).await {
             assert_eq!(state.generation, 1, "{state:?}");
         }
@@ -144,51 +121,39 @@ async fn killed_at_any_point_of_an_installation_it_finishes() {
         let ranks = lab.ranks(&client, "job", 4, 17).await;
         reached.recv().await.unwrap();
         controller.stop().await;
-        let requests: Vec<v1::InitGroupRequest> = ranks.into_iter().map(|r| r.request).collect();
-
         let (_controller, client) = lab.start().await;
-        let mut back = Vec::new();
-        for request in requests {
-            back.push(Rank::join(&client, request).await);
-        }
+        let mut back = come_back(ranks, &client).await;
         let seen = all(&mut back, Active).await;
         assert_eq!(seen[3].generation, 1, "{point:?}");
-        for name in ["leaf0", "leaf1", "spine0"] {
-            assert_eq!(lab.switch(name).changes(), ["+job.1"], "{point:?} {name}");
-        }
+        lab.all_did(&["+job.1"], &format!("{point:?}"));
     }
 }
 
 /// Killed while it gathers: those that were in need not be waited for if they come back.
 #[tokio::test(start_paused = true)]
 async fn a_group_that_gathers_gathers_on() {
-    let lab = Lab::two_tiers().await;
-    let (controller, client) = lab.start().await;
+    let (lab, controller, client) = two_tiers().await;
     let mut first = Rank::join(&client, lab.rank("job", 0, 2, 17)).await;
     first.until(Waiting).await;
     controller.stop().await;
     let (_controller, client) = lab.start().await;
-    let mut ranks = vec![
-        Rank::join(&client, lab.rank("job", 1, 2, 17)).await,
-        Rank::join(&client, first.request).await,
-    ];
+    let both = [lab.rank("job", 1, 2, 17), first.request];
+    let mut ranks = Rank::join_all(&client, both).await;
     assert_eq!(all(&mut ranks, Active).await[0].generation, 1);
 }
 
 /// A switch loses its part while the controller is away: found out when both are back.
 #[tokio::test(start_paused = true)]
 async fn a_part_that_was_lost_meanwhile_is_found_out() {
-    let mut lab = Lab::two_tiers().await;
-    let (controller, client) = lab.start().await;
+    let (mut lab, controller, client) = two_tiers().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     all(&mut ranks, Active).await;
     controller.stop().await;
     lab.switches.get_mut("spine0").unwrap().restart().await;
     let (_controller, client) = lab.start().await;
-    let failed = becomes(&client, "job", |g| {
-        g.state.as_ref().unwrap().failed_switch == "spine0" && g.tree.is_empty()
-    })
-    .await;
-    assert_eq!(failed.state.unwrap().phase(), v1::CollectivePhase::Failed);
+    let has_failed =
+        |g: &v1::Collective| g.state.as_ref().unwrap().failed_switch == "spine0" && g.tree.is_empty();
+    let failed = becomes(&client, "job", has_failed).await;
+    assert_eq!(failed.state.unwrap().phase(), Failed);
     assert!(lab.placed().is_empty());
 }

@@ -223,10 +223,8 @@ async fn all_contradictions_of_entries_are_reported() {
         at_runs.contains(&format!("it runs on switch {switch}, but is not placed there")),
         "{found:#?}"
     );
-    assert!(
-        at_runs.contains("below nobody, which is not above it"),
-        "{found:#?}"
-    );
+    let says = "below nobody, which is not above it";
+    assert!(at_runs.contains(says), "{found:#?}");
     let twice = [of(format!("groups/{runs}")), of(format!("groups/{other}"))].concat();
     assert!(twice.contains(" is that of groups/"), "{found:#?}");
     let host = of(format!("hosts/{}", hosts[1]));

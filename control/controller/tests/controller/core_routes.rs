@@ -16,7 +16,7 @@ use castnet_topology::{MulticastRoute, Topology};
 use tonic::Status;
 
 use crate::collective_places::set_link;
-use crate::common::{Client, Events, Lab, destruction, moment, reaches, until};
+use crate::common::{Calls, Client, Events, Lab, moment, reaches, until};
 
 /// Six leaves with a host each below a programmable router, with the addresses of `castnet rules core`.
 fn star(block: &str) -> Topology {
@@ -60,7 +60,7 @@ async fn create(lab: &Lab, client: &Client, (name, qpn): (&str, u32), hosts: &[&
         distribution: "static".into(),
         ..lab.given(name, hosts, qpn)
     };
-    client.clone().create_group(request).await.unwrap();
+    client.create(request).await;
     reaches(client, name, Active).await;
 }
 
@@ -73,11 +73,7 @@ fn copies(lab: &Lab) -> BTreeMap<String, Vec<String>> {
 
 /// The addresses of the core that a switch sends to for a group.
 fn cores(lab: &Lab, switch: &str, group: &str) -> Vec<Option<String>> {
-    let rules = lab.switch(switch).with(|toy| toy.groups.clone());
-    let rule = rules
-        .into_values()
-        .map(|(rule, _)| rule)
-        .find(|rule| rule.name == group);
+    let rule = lab.rules(switch).into_iter().find(|rule| rule.name == group);
     let endpoints = rule.into_iter().flat_map(|rule| rule.endpoints);
     let core = |endpoint: v1::Endpoint| match endpoint.next_hop? {
         NextHop::Host(_) => None,
@@ -91,19 +87,13 @@ fn cores(lab: &Lab, switch: &str, group: &str) -> Vec<Option<String>> {
 async fn a_group_gets_a_rule_in_the_core_and_then_one_copy_of_its_source() {
     let mut lab = Lab::new(star("239.200.0.0/24")).await;
     let foreign = operators();
-    let keep = |toy: &mut crate::common::Toy| {
-        toy.routes.insert(foreign.prefix.clone(), foreign.clone());
-    };
-    lab.switch("core").with(keep);
+    lab.switch("core")
+        .with(|toy| toy.routes.insert(foreign.prefix.clone(), foreign));
     let (controller, client) = lab.start().await;
     create(&lab, &client, ("g", 17), &["h0", "h1", "h4", "h5"]).await;
-    let refined = [Some("239.200.0.0".to_owned())];
-    until("refined", || {
-        cores(&lab, "leaf0", "g")
-            .iter()
-            .all(|core| [core.clone()] == refined)
-    })
-    .await;
+    let refined = Some("239.200.0.0".to_owned());
+    let is_refined = || cores(&lab, "leaf0", "g").iter().all(|core| *core == refined);
+    until("refined", is_refined).await;
     assert_eq!(cores(&lab, "leaf0", "g").len(), 3);
     let all = copies(&lab);
     let pod: Vec<&String> = all["239.200.0.0/32"].iter().collect();
@@ -114,16 +104,9 @@ async fn a_group_gets_a_rule_in_the_core_and_then_one_copy_of_its_source() {
     let journal = lab.journal.lock().clone();
     let at = |what: &str| journal.iter().position(|done| done == what);
     assert!(at("core 239.200.0.0/32") < at("leaf0 +g.2"), "{journal:?}");
-    let carries_on = lab
-        .switch("leaf0")
-        .with(|toy| toy.groups.values().next().unwrap().0.clone());
-    assert!(
-        format!("{carries_on:?}").contains("carries_on: Some(1)"),
-        "{carries_on:?}"
-    );
-    let shown = v1::GetGroupRequest { group: "g".into() };
-    let shown = client.clone().get_group(shown).await.unwrap().into_inner();
-    let refinement = shown.state.unwrap().refinement.unwrap();
+    let rule = lab.rule("leaf0");
+    assert_eq!(rule.multicast().unwrap().carries_on, Some(1));
+    let refinement = client.get("g").await.state.unwrap().refinement.unwrap();
     assert_eq!(refinement.address, "239.200.0.0");
     controller.stop().await;
     let (_controller, client) = lab.start().await;
@@ -131,7 +114,7 @@ async fn a_group_gets_a_rule_in_the_core_and_then_one_copy_of_its_source() {
     lab.switches.get_mut("core").unwrap().restart().await;
     until("again", || copies(&lab).contains_key("239.200.0.0/32")).await;
     assert!(lab.placed().contains(&"leaf0 g.2".to_owned()));
-    client.clone().destroy_group(destruction("g")).await.unwrap();
+    client.destroy("g").await;
     until("forgotten", || copies(&lab).is_empty()).await;
 }
 
@@ -145,10 +128,8 @@ async fn a_group_that_no_router_takes_stays_as_it_is() {
     let (controller, client) = lab.start().await;
     create(&lab, &client, ("g", 17), &["h0", "h1", "h4", "h5"]).await;
     // It is tried again some time after: the first attempt has changed nothing.
-    until("refused twice", || {
-        lab.switch("core").with(|toy| toy.refused_routes) > 1
-    })
-    .await;
+    let refused_twice = || lab.switch("core").with(|toy| toy.refused_routes) > 1;
+    until("refused twice", refused_twice).await;
     let own = cores(&lab, "leaf0", "g");
     assert!(
         own.contains(&None) && own.iter().flatten().all(|core| core.starts_with("239.1.")),
@@ -179,12 +160,12 @@ async fn a_group_that_no_router_takes_stays_as_it_is() {
     assert_ne!(first, second);
     // The next one gets no address that is in use.
     create(&lab, &client, ("third", 21), &["h0", "h1", "h4", "h5"]).await;
-    client.clone().destroy_group(destruction("second")).await.unwrap();
+    client.destroy("second").await;
     until("its turn", || address("third").is_some()).await;
     assert_eq!((address("third"), address("g")), (second, first));
     assert_eq!(copies(&lab).len(), 2);
     for gone in ["g", "third"] {
-        client.clone().destroy_group(destruction(gone)).await.unwrap();
+        client.destroy(gone).await;
     }
     until("forgotten", || copies(&lab).is_empty()).await;
 }
@@ -208,10 +189,9 @@ async fn routes_of_another_controller_stay_until_they_are_purged() {
     let left = |remove| {
         let (mut client, owner) = (client.clone(), Some(foreign.owner.clone()));
         async move {
-            let left = client
-                .purge_groups(v1::PurgeGroupsRequest { owner, remove })
-                .await;
-            let left = left.unwrap().into_inner().switches.into_iter();
+            let request = v1::PurgeGroupsRequest { owner, remove };
+            let left = client.purge_groups(request).await.unwrap();
+            let left = left.into_inner().switches.into_iter();
             left.flat_map(|switch| switch.routes).collect::<Vec<_>>()
         }
     };
@@ -231,7 +211,7 @@ async fn a_group_with_few_copies_says_which_switches_get_them_for_nothing() {
         distribution: format!("static:{copies}"),
         ..lab.given(name, &["h0", "h1", "h4"], qpn)
     };
-    client.clone().create_group(request("g", 1, 17)).await.unwrap();
+    client.create(request("g", 1, 17)).await;
     reaches(&client, "g", Active).await;
     controller.stop().await;
     let (_controller, client) = lab.start().await;
@@ -246,17 +226,11 @@ async fn a_group_with_few_copies_says_which_switches_get_them_for_nothing() {
     let own = cores(&lab, "leaf0", "g");
     assert!(own.len() == 2 && own[0].is_some() && own[0] == own[1], "{own:?}");
     // An exact cover needs no more than two.
-    client
-        .clone()
-        .create_group(request("exact", 2, 18))
-        .await
-        .unwrap();
+    client.create(request("exact", 2, 18)).await;
     let state = reaches(&client, "exact", Active).await.state.unwrap();
     assert!(state.over_covered.is_empty());
-    until("refined", || {
-        cores(&lab, "leaf0", "exact").iter().all(Option::is_some)
-    })
-    .await;
+    let is_refined = || cores(&lab, "leaf0", "exact").iter().all(Option::is_some);
+    until("refined", is_refined).await;
     assert_eq!(cores(&lab, "leaf0", "g"), own);
 }
 
@@ -378,17 +352,7 @@ async fn relays_get_their_routes_and_those_of_a_failed_one_move() {
     lab.switch("tor3")
         .with(|toy| toy.capabilities.version = version.into());
     set_link(lab.switch("tor3"), 0, false);
-    loop {
-        let request = v1::ListSwitchesRequest {};
-        let switches = client.clone().list_switches(request).await.unwrap();
-        if switches
-            .into_inner()
-            .switches
-            .iter()
-            .any(|s| s.version == version)
-        {
-            break;
-        }
+    while client.switches().await.iter().all(|s| s.version != version) {
         moment().await;
     }
     assert!(others(&after(5)), "one failure is recovered from");

@@ -7,9 +7,11 @@ use std::sync::Arc;
 
 use castnet_sim_control::random::Random;
 use castnet_sim_control::store::FaultyStore;
-use crate::common::seeds;
-use crate::common::ranks::{Rank, all, shown};
-use crate::common::{Client, Events, Lab, PATIENCE, creation, destruction, moment, reaches, start_with};
+use crate::collective_failures::failed;
+use crate::common::ranks::all;
+use crate::common::{
+    Calls, Client, Events, Lab, creation, destruction, in_time, moment, reaches, refused, seeds, start_with,
+};
 use castnet_controller::Controller;
 use castnet_controller::store::Store;
 use castnet_controller::store::memory::MemoryStore;
@@ -36,8 +38,7 @@ fn redb(folder: &Path) -> Open {
 async fn exists(client: &Client, group: &str) -> bool {
     let known = async {
         loop {
-            let request = v1::GetGroupRequest { group: group.into() };
-            match client.clone().get_group(request).await {
+            match client.try_get(group).await {
                 Ok(_) => return true,
                 Err(status) if status.code() == Code::NotFound => return false,
                 Err(status) if status.code() == Code::Unavailable => moment().await,
@@ -45,12 +46,11 @@ async fn exists(client: &Client, group: &str) -> bool {
             }
         }
     };
-    tokio::time::timeout(PATIENCE, known).await.unwrap()
+    in_time(known).await
 }
 
 async fn destroy(client: &Client, group: &str) -> Result<bool, Status> {
-    let request = destruction(group);
-    let answer = client.clone().destroy_group(request).await?;
+    let answer = client.clone().destroy_group(destruction(group)).await?;
     Ok(answer.into_inner().complete)
 }
 
@@ -62,12 +62,11 @@ async fn create_again(client: &mut Client, request: v1::CreateGroupRequest) {
             moment().await;
         }
     };
-    tokio::time::timeout(PATIENCE, created).await.unwrap();
+    in_time(created).await;
 }
 
 fn says_why(status: &Status) {
-    assert_eq!(status.code(), Code::Internal, "{status}");
-    assert!(status.message().contains("no space left"), "{status}");
+    refused(Err::<(), _>(status.clone()), Code::Internal, "no space left");
 }
 
 /// What a client knows by the answers that it got.
@@ -107,11 +106,10 @@ async fn ask(
                 }
                 answer.map(|()| was)
             }
-            (_, false) => client
-                .clone()
-                .create_group(creation(&name, &["h0", "h2"]))
-                .await
-                .map(|_| true),
+            (_, false) => {
+                let request = creation(&name, &["h0", "h2"]);
+                client.clone().create_group(request).await.map(|_| true)
+            }
             (_, true) => destroy(&client, &name).await.map(|complete| {
                 assert!(complete);
                 false
@@ -124,14 +122,10 @@ async fn ask(
             }
             Err(status) if status.code() == Code::Internal && status.message().contains("no space left") => {
                 // Refused whole: it is as it was.
-                match client
-                    .clone()
-                    .get_group(v1::GetGroupRequest { group: name.clone() })
-                    .await
-                {
+                match client.try_get(&name).await {
                     Ok(group) => {
                         assert!(was, "seed {seed}: {name}");
-                        let phase = group.into_inner().state.unwrap().phase();
+                        let phase = group.state.unwrap().phase();
                         assert_eq!(phase, v1::GroupPhase::Registered, "seed {seed}: {name}");
                     }
                     Err(status) if status.code() == Code::NotFound => assert!(!was, "seed {seed}: {name}"),
@@ -148,21 +142,16 @@ async fn ask(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_controller_whose_writer_has_panicked_says_so() {
-    let lab = Lab::two_tiers().await;
-    let store = FaultyStore::new(Arc::new(MemoryStore::default()));
-    let (controller, mut client) = start_with(lab.config.clone(), Arc::new(store.clone())).await;
+    let (_lab, store, controller, mut client) = lab_with_faults().await;
     let (gate, mut waits) = store.hold();
     let asks = tokio::spawn(async move { client.create_group(creation("g", &["h0", "h2"])).await });
-    tokio::time::timeout(PATIENCE, waits.recv())
-        .await
-        .unwrap()
-        .unwrap();
+    in_time(waits.recv()).await.unwrap();
     // The store does not expect that.
     gate.close();
-    tokio::time::timeout(PATIENCE, controller.ended()).await.unwrap();
-    let asked = tokio::time::timeout(PATIENCE, asks).await.unwrap();
+    in_time(controller.ended()).await;
+    let asked = in_time(asks).await;
     assert!(asked.unwrap().is_err());
-    tokio::time::timeout(PATIENCE, controller.stop()).await.unwrap();
+    in_time(controller.stop()).await;
 }
 
 /// Clients ask at once, the controller is killed at some moment, and the next one knows what was answered.
@@ -179,10 +168,7 @@ async fn what_was_answered_is_there(open: &Open, faulty: bool, seed: u64) {
         clients.push((known, tokio::spawn(asks)));
     }
     for _ in 0..20 + Random(seed).below(20) {
-        tokio::time::timeout(PATIENCE, answers.recv())
-            .await
-            .unwrap()
-            .unwrap();
+        in_time(answers.recv()).await.unwrap();
     }
     controller.stop().await;
     drop(client);
@@ -193,43 +179,22 @@ async fn what_was_answered_is_there(open: &Open, faulty: bool, seed: u64) {
     }
     drop(store);
 
-    let (controller, mut client) = start_with(lab.config.clone(), open()).await;
-    let hosts = client
-        .list_hosts(v1::ListHostsRequest {})
-        .await
-        .unwrap()
-        .into_inner()
-        .hosts;
-    let hosts: BTreeSet<String> = hosts.into_iter().map(|h| h.name).collect();
+    let (controller, client) = start_with(lab.config.clone(), open()).await;
+    let hosts: BTreeSet<String> = client.hosts().await.into_iter().collect();
     for known in all {
-        assert!(
-            known.hosts.is_subset(&hosts),
-            "seed {seed}: {:?} in {hosts:?}",
-            known.hosts
-        );
-        for (name, is) in known
-            .groups
-            .iter()
-            .filter(|(name, _)| known.open.as_ref() != Some(name))
-        {
-            assert_eq!(exists(&client, name).await, *is, "seed {seed}: {name}");
+        let lacks: Vec<&String> = known.hosts.difference(&hosts).collect();
+        assert!(lacks.is_empty(), "seed {seed}: {lacks:?}");
+        let mut answered = known.groups.clone();
+        answered.retain(|name, _| known.open.as_ref() != Some(name));
+        for (name, is) in answered {
+            assert_eq!(exists(&client, &name).await, is, "seed {seed}: {name}");
         }
     }
-    let listed = client
-        .list_groups(v1::ListControllerGroupsRequest {})
-        .await
-        .unwrap()
-        .into_inner();
-    let mcst_ids: BTreeSet<String> = listed
-        .groups
-        .iter()
-        .map(|g| g.state.as_ref().unwrap().mcst_id.clone())
-        .collect();
-    assert_eq!(
-        mcst_ids.len(),
-        listed.groups.len(),
-        "seed {seed}: each has its own McstID"
-    );
+    let groups = client.groups().await;
+    let mcst_ids = groups.iter().map(|g| &g.state.as_ref().unwrap().mcst_id);
+    let mcst_ids: BTreeSet<&String> = mcst_ids.collect();
+    // Each has its own McstID.
+    assert_eq!(mcst_ids.len(), groups.len(), "seed {seed}");
     controller.stop().await;
 }
 
@@ -276,7 +241,7 @@ async fn nobody_sees_a_change_before_it_is_written() {
     let request = lab.given("g", &["h0", "h2"], 17);
     let mut other = client.clone();
     let create = tokio::spawn(async move { other.create_group(request).await });
-    tokio::time::timeout(PATIENCE, waits.recv()).await.unwrap();
+    in_time(waits.recv()).await;
     // A client that asks for it waits too, and so does one that would be refused for it.
     let (asking, mut twin) = (client.clone(), client.clone());
     let asks = tokio::spawn(async move { exists(&asking, "g").await });
@@ -303,7 +268,7 @@ async fn nobody_sees_a_change_before_it_is_written() {
 #[tokio::test(start_paused = true)]
 async fn changes_that_come_at_once_are_written_at_once() {
     const GROUPS: usize = 64;
-    let (_lab, store, _controller, mut client) = lab_with_faults().await;
+    let (_lab, store, _controller, client) = lab_with_faults().await;
     let (gate, mut waits) = store.hold();
     let mut creates = Vec::new();
     for n in 0..GROUPS {
@@ -311,7 +276,7 @@ async fn changes_that_come_at_once_are_written_at_once() {
         creates.push(tokio::spawn(async move { client.create_group(request).await }));
     }
     let before = store.commits();
-    tokio::time::timeout(PATIENCE, waits.recv()).await.unwrap();
+    in_time(waits.recv()).await;
     // Meanwhile the others reach the controller.
     moment().await;
     gate.add_permits(1000);
@@ -319,39 +284,31 @@ async fn changes_that_come_at_once_are_written_at_once() {
         create.await.unwrap().unwrap();
     }
     let commits = store.commits() - before;
-    assert!(
-        commits <= 4,
-        "{commits} commits for {GROUPS} groups"
-    );
-    let listed = client
-        .list_groups(v1::ListControllerGroupsRequest {})
-        .await
-        .unwrap();
-    assert_eq!(listed.into_inner().groups.len(), GROUPS);
+    assert!(commits <= 4, "{commits} commits for {GROUPS} groups");
+    assert_eq!(client.groups().await.len(), GROUPS);
 }
 
 /// A switch has told what it has, and is brought to what it should have, while groups end. What they have there stays the work of
 /// their drivers: they were forgotten, and their rules stayed. Who comes first after a write is by chance, hence several groups.
 #[tokio::test(start_paused = true)]
 async fn groups_that_end_while_a_switch_is_reconciled_leave_nothing_there() {
-    let (lab, store, controller, mut client) = lab_with_faults().await;
+    let (lab, store, controller, client) = lab_with_faults().await;
     let names: Vec<String> = (0..8).map(|n| format!("g{n}")).collect();
     for (name, qpn) in names.iter().zip(17..) {
-        let group = lab.given(name, &["h0", "h2"], qpn);
-        client.create_group(group).await.unwrap();
+        client.create(lab.given(name, &["h0", "h2"], qpn)).await;
         reaches(&client, name, v1::GroupPhase::Active).await;
     }
     controller.stop().await;
     let (guard, mut asked) = lab.switch("leaf1").hold_guard();
     let (_controller, client) = start_with(lab.config.clone(), Arc::new(store.clone())).await;
-    tokio::time::timeout(PATIENCE, asked.recv()).await.unwrap();
+    in_time(asked.recv()).await;
     let (gate, mut waits) = store.hold();
     let mut ends = Vec::new();
     for name in &names {
         let (mut client, request) = (client.clone(), destruction(name));
         ends.push(tokio::spawn(async move { client.destroy_group(request).await }));
     }
-    tokio::time::timeout(PATIENCE, waits.recv()).await.unwrap();
+    in_time(waits.recv()).await;
     guard.add_permits(1000);
     // Meanwhile the others reach the controller, and it goes on with the switch.
     moment().await;
@@ -380,11 +337,8 @@ async fn whichever_write_fails_a_group_comes_and_goes() {
             }
         }
         assert!(store.commits() > before);
-        assert_eq!(
-            lab.placed(),
-            ["leaf0 g.1", "leaf1 g.1", "spine0 g.1"],
-            "write {number}"
-        );
+        let placed = ["leaf0 g.1", "leaf1 g.1", "spine0 g.1"];
+        assert_eq!(lab.placed(), placed, "write {number}");
         store.fail(&[number]);
         if let Err(status) = destroy(&client, "g").await {
             says_why(&status);
@@ -395,42 +349,8 @@ async fn whichever_write_fails_a_group_comes_and_goes() {
             create_again(&mut client, creation("h", &["h0", "h2"])).await;
             assert!(destroy(&client, "g").await.unwrap());
         }
-        assert!(
-            !exists(&client, "g").await && lab.placed().is_empty(),
-            "write {number}"
-        );
-    }
-}
-
-/// The same of ranks: a join that cannot be written is refused, and the ranks that try again meet.
-#[tokio::test(start_paused = true)]
-async fn whichever_write_fails_ranks_meet() {
-    for number in 1..8 {
-        let (lab, store, _controller, client) = lab_with_faults().await;
-        store.fail(&[number]);
-        let mut ranks = Vec::new();
-        for rank in 0..4 {
-            let request = lab.rank("job", rank, 4, 17);
-            let joined = async {
-                loop {
-                    match client.clone().init_group(request.clone()).await {
-                        Ok(answer) => break answer.into_inner(),
-                        Err(status) => says_why(&status),
-                    }
-                    moment().await;
-                }
-            };
-            let stream = tokio::time::timeout(PATIENCE, joined).await.unwrap();
-            ranks.push(Rank { request, stream });
-        }
-        let seen = all(&mut ranks, v1::CollectivePhase::Active).await;
-        assert_eq!(seen[0].generation, 1, "write {number}");
-        let group = shown(&client, "job").await.unwrap().state.unwrap();
-        assert!(
-            group.members.iter().all(|m| m.phase() == v1::MemberPhase::Joined),
-            "write {number}"
-        );
-        assert_eq!(lab.placed().len(), 3, "write {number}");
+        let is_left = exists(&client, "g").await || !lab.placed().is_empty();
+        assert!(!is_left, "write {number}");
     }
 }
 
@@ -438,28 +358,17 @@ async fn whichever_write_fails_ranks_meet() {
 /// written though the first writes fail.
 #[tokio::test(start_paused = true)]
 async fn what_is_reported_once_is_not_lost_with_a_write() {
-    let (mut lab, store, _controller, mut client) = lab_with_faults().await;
+    let (mut lab, store, _controller, client) = lab_with_faults().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
-    let mcst_id = all(&mut ranks, v1::CollectivePhase::Active).await[0]
-        .mcst_id
-        .clone();
+    let states = all(&mut ranks, v1::CollectivePhase::Active).await;
     store.fail(&[1, 2]);
-    let failed = v1::MemberFailed {
-        mcst_id,
-        group: "job".into(),
-        next_hop: "h3".into(),
-        syndrome: 0x62,
-        generation: 1,
-        ..Default::default()
-    };
-    lab.switch("leaf1")
-        .report(v1::agent_event::Event::MemberFailed(failed));
+    lab.switch("leaf1").report(failed(&states[0].mcst_id));
     for state in all(&mut ranks, v1::CollectivePhase::Failed).await {
         assert_eq!(state.failed_rank, Some(3));
     }
-    client.create_group(creation("g", &["h0", "h2"])).await.unwrap();
+    client.create(creation("g", &["h0", "h2"])).await;
     let joining = lab.joining("g", "h0", 18);
-    let call = client.join_group(joining).await.unwrap().into_inner();
+    let call = client.join(joining).await;
     let mut events = Events::of(&client).await;
     store.fail(&[1, 2]);
     drop(call);
@@ -469,10 +378,7 @@ async fn what_is_reported_once_is_not_lost_with_a_write() {
     };
     events.until(expected).await;
 
-    client
-        .create_group(lab.given("lasting", &["h0", "h2"], 19))
-        .await
-        .unwrap();
+    client.create(lab.given("lasting", &["h0", "h2"], 19)).await;
     store.fail(&[1, 2]);
     lab.switches.get_mut("spine0").unwrap().stop().await;
     let state = events.group("lasting", v1::GroupPhase::Degraded).await;
@@ -489,21 +395,18 @@ async fn a_store_that_fails_is_left_alone() {
     let (mut lab, store, _controller, mut client) = lab_with_faults().await;
     let names: Vec<String> = (0..40).map(|n| format!("g{n}")).collect();
     for (name, qpn) in names.iter().zip(17..) {
-        let request = lab.given(name, &["h0", "h2"], qpn);
-        client.create_group(request).await.unwrap();
+        client.create(lab.given(name, &["h0", "h2"], qpn)).await;
         reaches(&client, name, v1::GroupPhase::Active).await;
     }
     store.set_broken(true);
-    let (before, mut events) = (store.commits_of_groups(), Events::of(&client).await);
-    lab.switches.get_mut("spine0").unwrap().stop().await;
-    events.switch("spine0", false).await;
+    let before = store.commits_of_groups();
+    lab.lose(&client, "spine0").await;
     for _ in 0..20 {
         let refused = client.create_group(creation("refused", &["h0", "h1"])).await;
         says_why(&refused.unwrap_err());
     }
     assert_eq!(store.commits_of_groups() - before, 1);
-    let listed = client.list_groups(v1::ListControllerGroupsRequest {}).await;
-    let groups = listed.unwrap().into_inner().groups;
+    let groups = client.groups().await;
     assert_eq!(groups.len(), names.len());
     for group in groups {
         assert_eq!(group.state.unwrap().phase(), v1::GroupPhase::Active);

@@ -101,10 +101,8 @@ async fn batches_of_any_size_are_written(store: &EtcdStore) {
     found.retain(|key, _| key.table == Table::Hosts);
     assert_eq!(found, expected.collect());
     let refused = store.commit(many(1, 3, 2_000_000)).await.unwrap_err().to_string();
-    assert!(
-        refused.contains("hosts/h/0: 2000000 bytes are more than"),
-        "{refused}"
-    );
+    let says = "hosts/h/0: 2000000 bytes are more than";
+    assert!(refused.contains(says), "{refused}");
     store.commit(many(1, 3, 1)).await.unwrap();
 }
 
@@ -195,10 +193,8 @@ async fn what_failed_is_taken_back() {
     etcd.kill(2).await;
     for _ in 0..2 {
         let error = store.commit(batch()).await.unwrap_err().to_string();
-        assert!(
-            error.contains("see that a majority of its members runs"),
-            "{error}"
-        );
+        let words = "see that a majority of its members runs";
+        assert!(error.contains(words), "{error}");
     }
     etcd.restart(1).await;
     assert_eq!(loaded(&store).await, before);

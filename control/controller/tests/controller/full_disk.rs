@@ -9,7 +9,7 @@ use castnet_proto::v1;
 use tempfile::TempDir;
 use tonic::Status;
 
-use crate::common::{Client, Events, Lab, PATIENCE, creation, reaches, start, until};
+use crate::common::{Calls, Client, Events, Lab, creation, in_time, reaches, start, until};
 
 /// A small file system in memory.
 struct Disk(TempDir);
@@ -67,21 +67,19 @@ async fn create_until_refused(client: &mut Client, name: &str) -> (usize, Status
     unreachable!()
 }
 
-async fn names(client: &mut Client) -> BTreeSet<String> {
-    let listed = client.list_groups(v1::ListControllerGroupsRequest {}).await;
-    let groups = listed.unwrap().into_inner().groups.into_iter();
+async fn names(client: &Client) -> BTreeSet<String> {
+    let groups = client.groups().await.into_iter();
     groups.map(|group| group.state.unwrap().name).collect()
 }
 
-async fn store_failure(client: &mut Client) -> String {
-    let topology = client.get_topology(v1::GetTopologyRequest {}).await.unwrap();
-    topology.into_inner().store_failure
+async fn store_failure(client: &Client) -> String {
+    client.topology().await.store_failure
 }
 
 /// Waits until the store works.
-async fn works(client: &mut Client) {
+async fn works(client: &Client) {
     let works = async { while !store_failure(client).await.is_empty() {} };
-    tokio::time::timeout(PATIENCE, works).await.unwrap();
+    in_time(works).await;
 }
 
 /// Groups keep their rules and are shown, changes are refused with the reason, and all goes on when there is space.
@@ -94,19 +92,14 @@ async fn a_full_disk_is_outlived() {
     lab.config.store = Some(disk.path().join("controller.redb"));
     // A first start on it leaves nothing that a later one could not use.
     disk.fill();
-    let refused = Controller::start(lab.config.clone())
-        .await
-        .unwrap_err()
-        .to_string();
-    assert!(refused.contains("free space on its file system"), "{refused}");
+    let refused = Controller::start(lab.config.clone()).await.unwrap_err();
+    let says = "free space on its file system";
+    assert!(refused.to_string().contains(says), "{refused}");
     let left = std::fs::read_dir(disk.path()).unwrap().count();
     assert_eq!(left, 1, "nothing but what fills it");
     disk.free();
     let (controller, mut client) = start(lab.config.clone()).await;
-    client
-        .create_group(lab.given("lasting", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    client.create(lab.given("lasting", &["h0", "h2"], 17)).await;
     reaches(&client, "lasting", v1::GroupPhase::Active).await;
     let mut expected = BTreeSet::from(["lasting".to_owned()]);
     for outage in 0..3 {
@@ -118,12 +111,10 @@ async fn a_full_disk_is_outlived() {
             "store {}: I/O error: No space left on device (os error 28): free space on its file system",
             disk.path().join("controller.redb").display()
         );
-        assert_eq!(
-            status.message(),
-            format!("not stored, so nothing was changed: {full}")
-        );
-        assert_eq!(store_failure(&mut client).await, full);
-        assert_eq!(names(&mut client).await, expected);
+        let says = format!("not stored, so nothing was changed: {full}");
+        assert_eq!(status.message(), says);
+        assert_eq!(store_failure(&client).await, full);
+        assert_eq!(names(&client).await, expected);
         // A switch that is restarted gets its rules again; that another is lost cannot be stored.
         let mut events = Events::of(&client).await;
         lab.switches.get_mut("leaf0").unwrap().restart().await;
@@ -134,25 +125,25 @@ async fn a_full_disk_is_outlived() {
         events.switch("spine0", false).await;
         disk.free();
         reaches(&client, "lasting", v1::GroupPhase::Degraded).await;
-        works(&mut client).await;
+        works(&client).await;
         lab.switches.get_mut("spine0").unwrap().start().await;
         reaches(&client, "lasting", v1::GroupPhase::Active).await;
         let request = creation(&format!("{name}{created}"), &["h0", "h2"]);
-        client.create_group(request).await.unwrap();
+        client.create(request).await;
         expected.insert(format!("{name}{created}"));
-        assert_eq!(names(&mut client).await, expected);
+        assert_eq!(names(&client).await, expected);
     }
     controller.stop().await;
-    let (controller, mut client) = start(lab.config.clone()).await;
-    assert_eq!(names(&mut client).await, expected);
+    let (controller, client) = start(lab.config.clone()).await;
+    assert_eq!(names(&client).await, expected);
     controller.stop().await;
 
     // A controller starts though the disk is full: all is read and shown.
     disk.fill();
     let (controller, mut client) = start(lab.config.clone()).await;
-    assert_eq!(names(&mut client).await, expected);
+    assert_eq!(names(&client).await, expected);
     create_until_refused(&mut client, "h").await;
     disk.free();
-    works(&mut client).await;
+    works(&client).await;
     controller.stop().await;
 }

@@ -4,34 +4,31 @@ use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::{Active, Installing, Registered};
 use castnet_proto::v1::MemberPhase::{Expected, Joined, Joining};
 use castnet_proto::v1::{MemberLoss, MemberPhase};
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Status};
 
-use crate::common::{Client, Events, Lab, creation, moment, next, reaches};
+use crate::common::{
+    Call, Calls, Client, Events, Lab, creation, group_until, join_all, moment, next, phases, reaches, refused,
+    two_tiers,
+};
 
 const HOSTS: [&str; 4] = ["h0", "h1", "h2", "h3"];
-const LEASE: Option<u32> = Some(600_000);
 
-type Call = Streaming<v1::GroupState>;
-
-async fn try_join(
-    lab: &Lab,
-    client: &Client,
-    host: &str,
-    qpn: u32,
-    lease_ms: Option<u32>,
-) -> Result<Call, Status> {
-    let request = v1::JoinGroupRequest {
-        lease_ms,
+/// From the next message on, if the group runs.
+fn joining(lab: &Lab, host: &str, qpn: u32) -> v1::JoinGroupRequest {
+    v1::JoinGroupRequest {
         from_next_message: true,
-        ..lab.joining("g", host, qpn)
-    };
+        ..lab.leased("g", host, qpn)
+    }
+}
+
+async fn try_join(client: &Client, request: v1::JoinGroupRequest) -> Result<Call, Status> {
     Ok(client.clone().join_group(request).await?.into_inner())
 }
 
 /// Joins once the switches have what changed before.
 async fn join(lab: &Lab, client: &Client, host: &str, qpn: u32) -> Call {
     loop {
-        match try_join(lab, client, host, qpn, LEASE).await {
+        match try_join(client, joining(lab, host, qpn)).await {
             Ok(call) => return call,
             Err(status) => assert_eq!(status.code(), Code::Unavailable, "{status}"),
         }
@@ -45,61 +42,27 @@ async fn group(lab: &Lab, client: &Client, hosts: &[&str], loss: MemberLoss) -> 
         on_member_loss: loss as i32,
         ..creation("g", hosts)
     };
-    client.clone().create_group(request).await.unwrap();
-    let mut calls = Vec::new();
-    for host in hosts {
-        calls.push(join(lab, client, host, 17).await);
-    }
-    for call in &mut calls {
-        while next(call).await.phase() != Active {}
-    }
-    calls
-}
-
-async fn get(client: &Client) -> v1::Group {
-    let request = v1::GetGroupRequest { group: "g".into() };
-    client.clone().get_group(request).await.unwrap().into_inner()
-}
-
-fn phases(group: &v1::Group) -> Vec<MemberPhase> {
-    group
-        .state
-        .iter()
-        .flat_map(|s| &s.members)
-        .map(|m| m.phase())
-        .collect()
+    client.create(request).await;
+    join_all(client, hosts.iter().map(|host| joining(lab, host, 17))).await
 }
 
 /// Waits until the members are in these phases.
 async fn becomes(client: &Client, wanted: &[MemberPhase]) -> v1::Group {
-    let mut events = Events::of(client).await;
-    loop {
-        let group = get(client).await;
-        if phases(&group) == wanted {
-            return group;
-        }
-        events.until(|_| Some(())).await;
-    }
+    group_until(client, "g", |state| phases(state) == wanted).await
 }
 
 /// Waits until the switches have exactly these generations of the group.
 async fn placed(lab: &Lab, client: &Client, wanted: &[&str]) {
-    let mut events = Events::of(client).await;
-    while lab.placed() != wanted {
-        events.until(|_| Some(())).await;
-    }
+    group_until(client, "g", |_| lab.placed() == wanted).await;
 }
 
 /// The generation of a switch's rule, the one from which it carries on, its first PSN, and who joins.
 fn rule(lab: &Lab, switch: &str) -> (u64, Option<u64>, Option<u32>, Vec<String>) {
-    lab.switch(switch).with(|toy| {
-        let (rule, _) = toy.groups.values().next().expect("a group");
-        let kind = rule.multicast().expect("a multicast group");
-        let joining = rule.endpoints.iter().filter(|e| e.joining);
-        let joining = joining.map(|e| e.name().to_owned()).collect();
-        let start = kind.start_psn;
-        (rule.generation, kind.carries_on, start, joining)
-    })
+    let rule = lab.rule(switch);
+    let kind = rule.multicast().expect("a multicast group");
+    let joining = rule.endpoints.iter().filter(|e| e.joining);
+    let joining = joining.map(|e| e.name().to_owned()).collect();
+    (rule.generation, kind.carries_on, kind.start_psn, joining)
 }
 
 fn joined(state: &v1::GroupState, generation: u64, psn: u32) -> v1::agent_event::Event {
@@ -116,20 +79,19 @@ fn joined(state: &v1::GroupState, generation: u64, psn: u32) -> v1::agent_event:
 /// It is at a leaf that has no other receiver, and that served it before.
 #[tokio::test(start_paused = true)]
 async fn a_receiver_that_was_lost_comes_back_while_the_others_go_on() {
-    let lab = Lab::two_tiers().await;
-    let (controller, client) = lab.start().await;
+    let (lab, controller, client) = two_tiers().await;
     let mut calls = group(&lab, &client, &HOSTS[..3], MemberLoss::Evict).await;
-    let before = get(&client).await.state.unwrap();
+    let before = client.get("g").await.state.unwrap();
 
     // Its old call has ended: it need not wait for its lease.
     drop(calls.pop());
     let mut late = loop {
-        match try_join(&lab, &client, "h2", 18, LEASE).await {
+        match try_join(&client, joining(&lab, "h2", 18)).await {
             Ok(call) => break call,
-            Err(status) => assert!(
-                matches!(status.code(), Code::FailedPrecondition | Code::Unavailable),
-                "{status}"
-            ),
+            Err(status) => {
+                let early = [Code::FailedPrecondition, Code::Unavailable];
+                assert!(early.contains(&status.code()), "{status}");
+            }
         }
         moment().await;
     };
@@ -140,7 +102,7 @@ async fn a_receiver_that_was_lost_comes_back_while_the_others_go_on() {
     placed(&lab, &client, &["leaf0 g.3", "leaf1 g.3", "spine0 g.3"]).await;
     assert_eq!(rule(&lab, "leaf0"), (3, Some(1), None, vec![]));
     assert_eq!(rule(&lab, "leaf1"), (3, Some(1), None, vec!["h2".into()]));
-    assert_eq!(get(&client).await.state.unwrap().phase(), Active);
+    assert_eq!(client.get("g").await.state.unwrap().phase(), Active);
 
     // Only the switch next to it can say, and only of the present rules.
     lab.switch("spine0").report(joined(&before, 3, 6));
@@ -160,11 +122,8 @@ async fn a_receiver_that_was_lost_comes_back_while_the_others_go_on() {
     let late = whole.members.iter().filter(|m| m.from_psn.is_some());
     let late: Vec<_> = late.map(|m| (m.host.as_str(), m.from_psn)).collect();
     assert_eq!(late, [("h2", Some(777))]);
-    let mut endpoints = group
-        .tree
-        .iter()
-        .flat_map(|node| &node.rule)
-        .flat_map(|rule| &rule.endpoints);
+    let rules = group.tree.iter().flat_map(|node| &node.rule);
+    let mut endpoints = rules.flat_map(|rule| &rule.endpoints);
     assert!(endpoints.all(|endpoint| !endpoint.joining));
 
     // It calls again with the same connection, also at another controller.
@@ -179,19 +138,9 @@ async fn a_receiver_that_was_lost_comes_back_while_the_others_go_on() {
 #[tokio::test(start_paused = true)]
 async fn one_whose_call_ends_before_the_next_message_is_put_out() {
     for loss in [MemberLoss::Evict, MemberLoss::Fail] {
-        let lab = Lab::two_tiers().await;
-        let (_controller, mut client) = lab.start().await;
+        let (lab, _controller, client) = two_tiers().await;
         let _calls = group(&lab, &client, &HOSTS, loss).await;
-        let (group, host, rank) = ("g".into(), "h2".into(), None);
-        client
-            .leave_group(v1::LeaveGroupRequest {
-                group,
-                host,
-                rank,
-                ..Default::default()
-            })
-            .await
-            .unwrap();
+        client.leave("g", "h2").await;
         let late = join(&lab, &client, "h2", 18).await;
         becomes(&client, &[Joined, Joined, Joining, Joined]).await;
         placed(&lab, &client, &["leaf0 g.3", "leaf1 g.3", "spine0 g.3"]).await;
@@ -205,13 +154,16 @@ async fn one_whose_call_ends_before_the_next_message_is_put_out() {
 
 #[tokio::test(start_paused = true)]
 async fn refusals_name_the_reason() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let mut calls = group(&lab, &client, &HOSTS[..3], MemberLoss::Evict).await;
     drop(calls.pop());
     // Until the controller has noticed that the call ended, and the switches have the rules without it.
     let status = loop {
-        let status = try_join(&lab, &client, "h2", 18, None).await.unwrap_err();
+        let request = v1::JoinGroupRequest {
+            lease_ms: None,
+            ..joining(&lab, "h2", 18)
+        };
+        let status = try_join(&client, request).await.unwrap_err();
         if status.message().contains("while it runs") {
             break status;
         }
@@ -221,32 +173,22 @@ async fn refusals_name_the_reason() {
     let wanted = "host h2 cannot join group g while it runs: join with a lease";
     assert!(status.message().replace('"', "").contains(wanted), "{status}");
 
-    let (group, member) = ("g".into(), "h2".into());
-    client
-        .evict_member(v1::EvictMemberRequest { group, member })
-        .await
-        .unwrap();
-    let status = try_join(&lab, &client, "h2", 18, LEASE).await.unwrap_err();
-    assert_eq!(status.code(), Code::NotFound, "no member any more: {status}");
+    client.evict("g", "h2").await.unwrap();
+    // It is no member any more.
+    let answer = try_join(&client, joining(&lab, "h2", 18)).await;
+    refused(answer, Code::NotFound, "");
 }
 
 /// leaf1 goes on serving h3 by its old rule, and gets the new one late: one that joins now would be carried on from a rule that leaf1 never had.
 #[tokio::test(start_paused = true)]
 async fn a_late_join_waits_while_switches_are_being_changed() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let _calls = group(&lab, &client, &HOSTS, MemberLoss::Evict).await;
     let (gate, mut held) = lab.switch("leaf1").hold();
-    let leave = v1::LeaveGroupRequest {
-        group: "g".into(),
-        host: "h2".into(),
-        ..Default::default()
-    };
-    client.leave_group(leave).await.unwrap();
+    client.leave("g", "h2").await;
     held.recv().await.unwrap();
-    let status = try_join(&lab, &client, "h2", 18, LEASE).await.unwrap_err();
-    assert_eq!(status.code(), Code::Unavailable);
-    assert!(status.message().contains("try again soon"), "{status}");
+    let early = try_join(&client, joining(&lab, "h2", 18)).await;
+    refused(early, Code::Unavailable, "try again soon");
     gate.add_permits(1000);
     let _late = join(&lab, &client, "h2", 18).await;
     placed(&lab, &client, &["leaf0 g.3", "leaf1 g.3", "spine0 g.3"]).await;
@@ -254,18 +196,14 @@ async fn a_late_join_waits_while_switches_are_being_changed() {
 
 async fn add(client: &Client, group: &str, host: &str) -> Result<v1::AddMemberResponse, Status> {
     let (group, host) = (group.into(), host.into());
-    let answer = client
-        .clone()
-        .add_member(v1::AddMemberRequest { group, host })
-        .await?;
-    Ok(answer.into_inner())
+    let request = v1::AddMemberRequest { group, host };
+    Ok(client.clone().add_member(request).await?.into_inner())
 }
 
 /// It was no member when the group was created. Nothing changes for the others before it joins.
 #[tokio::test(start_paused = true)]
 async fn a_new_member_joins_the_running_stream() {
-    let lab = Lab::two_tiers().await;
-    let (controller, client) = lab.start().await;
+    let (lab, controller, client) = two_tiers().await;
     let _calls = group(&lab, &client, &HOSTS[..2], MemberLoss::Evict).await;
     let mut events = Events::of(&client).await;
     let added = add(&client, "g", "h2").await.unwrap();
@@ -289,10 +227,9 @@ async fn a_new_member_joins_the_running_stream() {
 
 #[tokio::test(start_paused = true)]
 async fn a_group_waits_for_a_new_member() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let request = creation("g", &HOSTS[..2]);
-    client.clone().create_group(request).await.unwrap();
+    client.create(request).await;
     let mut calls = vec![join(&lab, &client, "h0", 17).await];
     let added = add(&client, "g", "h2").await.unwrap();
     assert_eq!((added.added, added.phase()), (true, Registered));
@@ -309,10 +246,9 @@ async fn a_group_waits_for_a_new_member() {
 
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_added_is_named() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (lab, _controller, client) = two_tiers().await;
     let request = creation("g", &HOSTS[..2]);
-    client.clone().create_group(request).await.unwrap();
+    client.create(request).await;
     let _ranks = lab.ranks(&client, "sums", 2, 17).await;
     for (group, host, code, what) in [
         ("g", "leaf0", Code::AlreadyExists, "\"leaf0\" is a switch"),
@@ -320,24 +256,18 @@ async fn what_cannot_be_added_is_named() {
         ("none", "h2", Code::NotFound, "none"),
         ("sums", "h2", Code::FailedPrecondition, "is a collective group"),
     ] {
-        let status = add(&client, group, host).await.unwrap_err();
-        assert_eq!(status.code(), code, "{status}");
-        assert!(status.message().contains(what), "{status}");
+        refused(add(&client, group, host).await, code, what);
     }
     becomes(&client, &[Expected; 2]).await;
 }
 
-/// The addresses of the core that the rule of a switch has for others.
-fn cores(lab: &Lab, switch: &str) -> Vec<(String, String)> {
-    lab.switch(switch).with(|toy| {
-        let (rule, _) = toy.groups.values().next().expect("a group");
-        let hops = rule.endpoints.iter().filter_map(|e| e.next_hop.as_ref());
-        let core = |hop: &v1::endpoint::NextHop| match hop {
-            v1::endpoint::NextHop::Switch(switch) => Some((switch.name.clone(), switch.core.clone()?)),
-            v1::endpoint::NextHop::Host(_) => None,
-        };
-        hops.filter_map(core).collect()
-    })
+/// The switches to which the rule of a switch sends by addresses of the core, with these addresses.
+fn cores(lab: &Lab, switch: &str) -> Vec<String> {
+    let core = |endpoint: v1::Endpoint| match endpoint.next_hop? {
+        v1::endpoint::NextHop::Switch(to) => Some(format!("{} {}", to.name, to.core?)),
+        v1::endpoint::NextHop::Host(_) => None,
+    };
+    lab.rule(switch).endpoints.into_iter().filter_map(core).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -368,39 +298,23 @@ async fn a_receiver_leaves_a_group_with_a_static_core_and_comes_back() {
         distribution: "static".into(),
         ..creation("g", &HOSTS)
     };
-    client.clone().create_group(request).await.unwrap();
-    let mut calls = Vec::new();
-    for host in HOSTS {
-        calls.push(join(&lab, &client, host, 17).await);
-    }
-    for call in &mut calls {
-        while next(call).await.phase() != Active {}
-    }
-    let address = |switch: &str, last: u8| (switch.to_owned(), format!("239.1.0.{last}"));
-    let all = ["leaf1", "leaf2", "leaf3"].map(|leaf| address(leaf, 2));
+    client.create(request).await;
+    let _calls = join_all(&client, HOSTS.map(|host| joining(&lab, host, 17))).await;
+    let all = ["leaf1", "leaf2", "leaf3"].map(|leaf| format!("{leaf} 239.1.0.2"));
     assert_eq!(cores(&lab, "leaf0"), all);
-    let leave = v1::LeaveGroupRequest {
-        group: "g".into(),
-        host: "h2".into(),
-        ..Default::default()
-    };
-    client.clone().leave_group(leave).await.unwrap();
+    client.leave("g", "h2").await;
     placed(&lab, &client, &["leaf0 g.2", "leaf1 g.2", "leaf3 g.2"]).await;
     let few = cores(&lab, "leaf0");
     let _late = join(&lab, &client, "h2", 18).await;
     becomes(&client, &[Joined, Joined, Joining, Joined]).await;
-    placed(
-        &lab,
-        &client,
-        &["leaf0 g.3", "leaf1 g.3", "leaf2 g.3", "leaf3 g.3"],
-    )
-    .await;
+    let third = ["leaf0 g.3", "leaf1 g.3", "leaf2 g.3", "leaf3 g.3"];
+    placed(&lab, &client, &third).await;
     assert_eq!(cores(&lab, "leaf0"), all);
-    assert_eq!(cores(&lab, "leaf2"), [address("leaf0", 2)]);
+    assert_eq!(cores(&lab, "leaf2"), ["leaf0 239.1.0.2"]);
     // The others go on as before: leaf2 drops its copies.
-    assert_eq!(few, [address("leaf1", 2), address("leaf3", 2)]);
+    assert_eq!(few, ["leaf1 239.1.0.2", "leaf3 239.1.0.2"]);
     // Another controller knows it.
     controller.stop().await;
     let (_controller, client) = lab.start().await;
-    assert_eq!(get(&client).await.state.unwrap().distribution, "static");
+    assert_eq!(client.get("g").await.state.unwrap().distribution, "static");
 }

@@ -5,72 +5,32 @@ use std::time::Duration;
 use castnet_controller::Controller;
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::{Active, Failed, Registered, Removing};
+use castnet_proto::v1::MemberLoss;
 use castnet_proto::v1::MemberPhase::{Expected, Joined};
-use castnet_proto::v1::{MemberLoss, MemberPhase};
+use castnet_proto::v1::agent_event::Event::PathStalled;
 use castnet_topology::{End, Topology};
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Status};
 
 use crate::collective_places::set_link;
-use crate::common::{Client, Events, Lab, creation, moment, next, reaches};
+use crate::common::{
+    Call, Calls, Client, Events, Lab, creation, join_all, moment, next, phases, reaches, refused, two_tiers,
+};
+use crate::stalls::stands_still;
 
 const HOSTS: [&str; 3] = ["h0", "h1", "h2"];
 
-type Call = Streaming<v1::GroupState>;
-
-/// Joins with this queue pair; `lease`: also stays in the group by the call.
-async fn join(lab: &Lab, client: &Client, member: (&str, &str), qpn: u32, lease: bool) -> Call {
-    try_join(lab, client, member, qpn, lease).await.unwrap()
-}
-
-async fn try_join(
-    lab: &Lab,
-    client: &Client,
-    (group, host): (&str, &str),
-    qpn: u32,
-    lease: bool,
-) -> Result<Call, Status> {
-    let request = v1::JoinGroupRequest {
-        lease_ms: lease.then_some(600_000),
-        ..lab.joining(group, host, qpn)
-    };
-    Ok(client.clone().join_group(request).await?.into_inner())
-}
-
 /// A running group; h0 sends.
-async fn group(lab: &Lab, client: &Client, loss: MemberLoss, lease: bool) -> Vec<Call> {
+async fn group(lab: &Lab, client: &Client, loss: MemberLoss) -> Vec<Call> {
     let request = v1::CreateGroupRequest {
         on_member_loss: loss as i32,
         ..creation("g", &HOSTS)
     };
-    client.clone().create_group(request).await.unwrap();
-    all_join(lab, client, 17, lease).await
+    client.create(request).await;
+    all_join(lab, client, 17).await
 }
 
-async fn all_join(lab: &Lab, client: &Client, qpn: u32, lease: bool) -> Vec<Call> {
-    let mut calls = Vec::new();
-    for host in HOSTS {
-        calls.push(join(lab, client, ("g", host), qpn, lease).await);
-    }
-    for call in &mut calls {
-        while next(call).await.phase() != Active {}
-    }
-    calls
-}
-
-async fn leave(client: &Client, host: &str) -> bool {
-    let (group, host, rank) = ("g".into(), host.into(), None);
-    let request = v1::LeaveGroupRequest {
-        group,
-        host,
-        rank,
-        ..Default::default()
-    };
-    let left = client.clone().leave_group(request).await.unwrap();
-    left.into_inner().left
-}
-
-fn phases(state: &v1::GroupState) -> Vec<MemberPhase> {
-    state.members.iter().map(|m| m.phase()).collect()
+async fn all_join(lab: &Lab, client: &Client, qpn: u32) -> Vec<Call> {
+    join_all(client, HOSTS.map(|host| lab.leased("g", host, qpn))).await
 }
 
 /// With each policy, as a leave is no loss, and also if members have no leases. Its queue pair is free at once.
@@ -81,11 +41,19 @@ async fn a_receiver_that_leaves_is_put_out_at_once_and_the_others_go_on() {
         (MemberLoss::Fail, true),
         (MemberLoss::Evict, false),
     ] {
-        let lab = Lab::two_tiers().await;
-        let (_controller, client) = lab.start().await;
-        let mut calls = group(&lab, &client, loss, lease).await;
+        let (lab, _controller, client) = two_tiers().await;
+        let join = |group: &str, host: &str| v1::JoinGroupRequest {
+            lease_ms: lease.then_some(600_000),
+            ..lab.joining(group, host, 17)
+        };
+        let request = v1::CreateGroupRequest {
+            on_member_loss: loss as i32,
+            ..creation("g", &HOSTS)
+        };
+        client.create(request).await;
+        let mut calls = join_all(&client, HOSTS.map(|host| join("g", host))).await;
         let mut events = Events::of(&client).await;
-        assert!(leave(&client, "h2").await);
+        assert!(client.leave("g", "h2").await);
         let state = loop {
             let state = events.group("g", Active).await;
             if phases(&state) == [Joined, Joined, Expected] && lab.placed() == ["leaf0 g.2"] {
@@ -93,15 +61,11 @@ async fn a_receiver_that_leaves_is_put_out_at_once_and_the_others_go_on() {
             }
         };
         assert_eq!((state.generation, state.reason.as_str()), (2, ""));
-        let carries_on = lab.switch("leaf0").with(|toy| {
-            let (rule, _) = toy.groups.values().next().expect("a group");
-            rule.multicast().expect("a multicast group").carries_on
-        });
-        assert_eq!(carries_on, Some(1));
-        assert!(!leave(&client, "h2").await, "it has left before");
-        let request = creation("other", &["h2", "h3"]);
-        client.clone().create_group(request).await.unwrap();
-        let _other = join(&lab, &client, ("other", "h2"), 17, lease).await;
+        let rule = lab.rule("leaf0");
+        assert_eq!(rule.multicast().unwrap().carries_on, Some(1));
+        assert!(!client.leave("g", "h2").await, "it has left before");
+        client.create(creation("other", &["h2", "h3"])).await;
+        let _other = client.join(join("other", "h2")).await;
         if lease {
             assert_eq!(next(&mut calls[0]).await.phase(), Active);
             // Its own call ends with the state in which it is out.
@@ -115,60 +79,41 @@ async fn a_receiver_that_leaves_is_put_out_at_once_and_the_others_go_on() {
 /// The source asks for it when its stream is acknowledged. Whoever joins again has nothing of the next stream.
 #[tokio::test(start_paused = true)]
 async fn what_a_receiver_has_when_it_leaves_is_kept_until_it_joins_again() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
-    let _calls = group(&lab, &client, MemberLoss::Evict, true).await;
-    let leave = |host: &str, bytes, lacks: &str| {
-        let received = Some(v1::Received {
-            bytes,
-            lacks: lacks.into(),
-        });
+    let (lab, _controller, client) = two_tiers().await;
+    let _calls = group(&lab, &client, MemberLoss::Evict).await;
+    let leave = async |host: &str, bytes: u64, lacks: &str| {
         let request = v1::LeaveGroupRequest {
             group: "g".into(),
             host: host.into(),
-            received,
+            received: Some(v1::Received {
+                bytes,
+                lacks: lacks.into(),
+            }),
             ..Default::default()
         };
-        let mut client = client.clone();
-        async move { client.leave_group(request).await }
+        let left = client.clone().leave_group(request).await;
+        left.map(|left| left.into_inner().left)
     };
-    let refused = leave("h2", 0, &"r".repeat(513)).await.expect_err("too long");
-    assert_eq!(refused.code(), Code::InvalidArgument);
-    assert!(
-        leave("h2", 7, "the disk is full")
-            .await
-            .unwrap()
-            .into_inner()
-            .left
-    );
+    let too_long = leave("h2", 0, &"r".repeat(513)).await;
+    refused(too_long, Code::InvalidArgument, "");
+    assert!(leave("h2", 7, "the disk is full").await.unwrap());
     let state = reaches(&client, "g", Active).await.state.unwrap();
     let received = state.members[2].received.as_ref().expect("it has said it");
     assert_eq!((received.bytes, received.lacks.as_str()), (7, "the disk is full"));
-    assert!(
-        state
-            .reason
-            .ends_with("host h2 has left before the end: the disk is full"),
-        "{}",
-        state.reason
-    );
+    let says = "host h2 has left before the end: the disk is full";
+    assert!(state.reason.ends_with(says), "{}", state.reason);
     assert_eq!(state.members[1].received, None);
 
     // The source leaves. Who has failed since says so; who has said it does not say anything else. All join again.
-    assert!(leave("h0", 0, "").await.unwrap().into_inner().left);
+    assert!(leave("h0", 0, "").await.unwrap());
     reaches(&client, "g", Registered).await;
     for (host, bytes) in [("h1", 9), ("h2", 99)] {
-        assert!(
-            !leave(host, bytes, "the disk is full")
-                .await
-                .unwrap()
-                .into_inner()
-                .left
-        );
+        assert!(!leave(host, bytes, "the disk is full").await.unwrap());
     }
     let state = reaches(&client, "g", Registered).await.state.unwrap();
     let bytes = |n: usize| state.members[n].received.as_ref().map(|r| r.bytes);
     assert_eq!((bytes(1), bytes(2)), (Some(9), Some(7)));
-    let _calls = all_join(&lab, &client, 18, true).await;
+    let _calls = all_join(&lab, &client, 18).await;
     let state = reaches(&client, "g", Active).await.state.unwrap();
     assert!(state.members.iter().all(|m| m.received.is_none()), "{state:?}");
 }
@@ -177,56 +122,42 @@ async fn what_a_receiver_has_when_it_leaves_is_kept_until_it_joins_again() {
 #[tokio::test(start_paused = true)]
 async fn without_receivers_a_group_waits_for_its_members_again() {
     for loss in [MemberLoss::Evict, MemberLoss::Fail] {
-        let lab = Lab::two_tiers().await;
-        let (_controller, client) = lab.start().await;
-        let mut calls = group(&lab, &client, loss, true).await;
+        let (lab, _controller, client) = two_tiers().await;
+        let mut calls = group(&lab, &client, loss).await;
         for host in ["h1", "h2"] {
-            assert!(leave(&client, host).await);
+            assert!(client.leave("g", host).await);
         }
         while !matches!(next(&mut calls[0]).await.phase(), Removing | Registered) {}
         let state = reaches(&client, "g", Registered).await.state.unwrap();
         assert_eq!(phases(&state), [Expected; 3]);
         assert!(lab.placed().is_empty());
         drop(calls);
-        all_join(&lab, &client, 18, true).await;
+        all_join(&lab, &client, 18).await;
     }
 }
 
-/// As at the end of a transfer: the rules are removed, and receivers that leave later change nothing.
-#[tokio::test(start_paused = true)]
-async fn receivers_that_leave_after_the_source_change_no_rules() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
-    let _calls = group(&lab, &client, MemberLoss::Evict, true).await;
-    assert!(leave(&client, "h0").await);
-    for host in ["h1", "h2"] {
-        assert!(!leave(&client, host).await);
-    }
-    let state = reaches(&client, "g", Registered).await.state.unwrap();
-    assert_eq!((state.generation, phases(&state)), (1, vec![Expected; 3]));
+/// A member leaves, to go on from host to host.
+async fn divert(client: &Client, host: &str, why: &str) -> Result<Option<v1::Diversion>, Status> {
+    let request = v1::LeaveGroupRequest {
+        group: "g".into(),
+        host: host.into(),
+        diverts: Some(why.into()),
+        ..Default::default()
+    };
+    let left = client.clone().leave_group(request).await;
+    left.map(|left| left.into_inner().diversion)
 }
 
 /// The receivers learn why, and with whom they go on. One that has left before does not go on.
 #[tokio::test(start_paused = true)]
 async fn a_source_that_goes_on_from_host_to_host_takes_its_receivers_along() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
-    let _calls = group(&lab, &client, MemberLoss::Evict, true).await;
-    let divert = async |host: &str, why: &str| {
-        let request = v1::LeaveGroupRequest {
-            group: "g".into(),
-            host: host.into(),
-            diverts: Some(why.into()),
-            ..Default::default()
-        };
-        let left = client.clone().leave_group(request).await;
-        left.map(|left| left.into_inner().diversion)
-    };
+    let (lab, _controller, client) = two_tiers().await;
+    let _calls = group(&lab, &client, MemberLoss::Evict).await;
+    let divert = async |host: &str, why: &str| divert(&client, host, why).await;
     for wrong in ["", "two\nlines", &"x".repeat(513)] {
-        let refused = divert("h0", wrong).await.unwrap_err();
-        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        refused(divert("h0", wrong).await, Code::InvalidArgument, "");
     }
-    assert!(leave(&client, "h2").await);
+    assert!(client.leave("g", "h2").await);
     let on = Some(v1::Diversion {
         reason: "it is slow".into(),
         hosts: vec!["h0".into(), "h1".into()],
@@ -235,16 +166,13 @@ async fn a_source_that_goes_on_from_host_to_host_takes_its_receivers_along() {
     assert_eq!(divert("h0", "it is slow").await.unwrap(), on);
     let state = reaches(&client, "g", Registered).await.state.unwrap();
     assert_eq!(state.diversion, on);
-    assert!(
-        state.reason.contains("h0 went on from host to host: it is slow"),
-        "{}",
-        state.reason
-    );
+    let says = "h0 went on from host to host: it is slow";
+    assert!(state.reason.contains(says), "{}", state.reason);
     // A repeated request has the same answer, and a receiver that has everything learns it when it leaves.
     assert_eq!(divert("h0", "it is slow").await.unwrap(), on);
     assert_eq!(divert("h1", "no source").await.unwrap(), on);
     assert_eq!(divert("h2", "no source").await.unwrap(), None);
-    let _calls = all_join(&lab, &client, 18, true).await;
+    let _calls = all_join(&lab, &client, 18).await;
     let state = reaches(&client, "g", Active).await.state.unwrap();
     assert_eq!((state.diversion, state.reason.as_str()), (None, ""));
     // A receiver takes nobody along.
@@ -280,6 +208,20 @@ struct Torn {
     calls: Vec<Call>,
 }
 
+impl Torn {
+    /// The source goes on from host to host.
+    async fn diversion(&self) -> Option<v1::Diversion> {
+        let diversion = divert(&self.client, "h0", "nothing was acknowledged").await;
+        diversion.unwrap()
+    }
+
+    async fn all_go_on(&self) {
+        let all = self.diversion().await.expect("it leads the others");
+        assert_eq!(all.hosts, HOSTS);
+        assert!(all.put_out.is_empty(), "{all:?}");
+    }
+}
+
 /// `goes`: what is lost.
 async fn torn(topology: Topology, loss: MemberLoss, goes: Option<(&str, u32)>) -> Torn {
     let mut lab = Lab::new(topology).await;
@@ -291,8 +233,8 @@ async fn torn(topology: Topology, loss: MemberLoss, goes: Option<(&str, u32)>) -
         on_member_loss: loss as i32,
         ..creation("g", &HOSTS)
     };
-    client.clone().create_group(request).await.unwrap();
-    let calls = all_join(&lab, &client, 17, true).await;
+    client.create(request).await;
+    let calls = all_join(&lab, &client, 17).await;
     let state = reaches(&client, "g", Active).await.state.unwrap();
     let mut events = Events::of(&client).await;
     match goes {
@@ -300,16 +242,8 @@ async fn torn(topology: Topology, loss: MemberLoss, goes: Option<(&str, u32)>) -
         None => {
             lab.switches.get_mut("leaf1").unwrap().stop().await;
             events.switch("leaf1", false).await;
-            let stalled = v1::PathStalled {
-                mcst_id: state.mcst_id,
-                group: "g".into(),
-                next_hop: "leaf1".into(),
-                for_ns: 60_000_000_000,
-                generation: state.generation,
-                ..Default::default()
-            };
-            let stalled = v1::agent_event::Event::PathStalled(stalled);
-            lab.switch("spine0").report(stalled);
+            let stalled = stands_still(&state, "leaf1", 60_000);
+            lab.switch("spine0").report(PathStalled(stalled));
         }
     }
     let is_down = |event: &v1::controller_event::Event| match event {
@@ -326,22 +260,10 @@ async fn torn(topology: Topology, loss: MemberLoss, goes: Option<(&str, u32)>) -
     }
 }
 
-/// The source leaves, to go on from host to host.
-async fn divert(client: &Client) -> Option<v1::Diversion> {
-    let request = v1::LeaveGroupRequest {
-        group: "g".into(),
-        host: "h0".into(),
-        diverts: Some("nothing was acknowledged".into()),
-        ..Default::default()
-    };
-    let left = client.clone().leave_group(request).await.unwrap();
-    left.into_inner().diversion
-}
-
 /// Neither does a receiver that is cut off, by its own link or with its switch: all others would wait for it between the hosts.
 #[tokio::test(start_paused = true)]
 async fn receivers_that_are_cut_off_do_not_go_on_from_host_to_host() {
-    let two_tiers = || Topology::leaf_spine(2, 1, 2).unwrap();
+    let fabric = || Topology::leaf_spine(2, 1, 2).unwrap();
     for (goes, says) in [
         (
             Some(("leaf1", 0)),
@@ -349,8 +271,8 @@ async fn receivers_that_are_cut_off_do_not_go_on_from_host_to_host() {
         ),
         (None, "host h2 is cut off: switch leaf1 is down"),
     ] {
-        let mut torn = torn(two_tiers(), MemberLoss::Evict, goes).await;
-        let diversion = divert(&torn.client).await.expect("it leads the others");
+        let mut torn = torn(fabric(), MemberLoss::Evict, goes).await;
+        let diversion = torn.diversion().await.expect("it leads the others");
         assert_eq!(diversion.hosts, ["h0", "h1"]);
         let [out] = &diversion.put_out[..] else {
             panic!("{diversion:?}")
@@ -386,8 +308,8 @@ async fn receivers_that_are_cut_off_do_not_go_on_from_host_to_host() {
         }
     }
     // As a group that is to fail with a receiver.
-    let torn_of = torn(two_tiers(), MemberLoss::Fail, Some(("leaf1", 0))).await;
-    assert_eq!(divert(&torn_of.client).await, None);
+    let torn_of = torn(fabric(), MemberLoss::Fail, Some(("leaf1", 0))).await;
+    assert_eq!(torn_of.diversion().await, None);
     let state = reaches(&torn_of.client, "g", Failed).await.state.unwrap();
     assert!(state.reason.starts_with("host h2 is cut off"), "{}", state.reason);
 }
@@ -397,34 +319,23 @@ async fn receivers_that_are_cut_off_do_not_go_on_from_host_to_host() {
 async fn who_may_have_another_way_is_not_cut_off() {
     let link = Some(("box", 0));
     let torn_of = torn(one_armed(), MemberLoss::Evict, link).await;
-    let all = divert(&torn_of.client).await.expect("it leads the others");
-    assert_eq!(
-        (all.hosts, all.put_out),
-        (HOSTS.map(String::from).to_vec(), vec![])
-    );
-    let two_tiers = Topology::leaf_spine(2, 1, 2).unwrap();
-    let mut torn_of = torn(two_tiers, MemberLoss::Evict, Some(("leaf1", 0))).await;
-    let mut events = Events::of(&torn_of.client).await;
-    torn_of.lab.switches.get_mut("leaf1").unwrap().stop().await;
-    events.switch("leaf1", false).await;
-    let all = divert(&torn_of.client).await.expect("it leads the others");
-    assert_eq!(
-        (all.hosts, all.put_out),
-        (HOSTS.map(String::from).to_vec(), vec![])
-    );
+    torn_of.all_go_on().await;
+    let fabric = Topology::leaf_spine(2, 1, 2).unwrap();
+    let mut torn_of = torn(fabric, MemberLoss::Evict, Some(("leaf1", 0))).await;
+    torn_of.lab.lose(&torn_of.client, "leaf1").await;
+    torn_of.all_go_on().await;
 }
 
 /// Switches cannot change the members of a group in which each may send. Its traffic ends with each way out, and all join again.
 #[tokio::test(start_paused = true)]
 async fn a_group_whose_members_all_send_ends_with_any_of_them() {
-    let mut lab = Lab::two_tiers().await;
-    let (_controller, client) = lab.start().await;
+    let (mut lab, _controller, client) = two_tiers().await;
     let request = v1::CreateGroupRequest {
         any_source: v1::AnySource::Synchronized.into(),
         ..creation("g", &HOSTS)
     };
-    client.clone().create_group(request).await.unwrap();
-    let mut calls = all_join(&lab, &client, 17, true).await;
+    client.create(request).await;
+    let mut calls = all_join(&lab, &client, 17).await;
     for (qpn, (leaves, phase)) in (18..).zip([
         (0, Registered),
         (2, Registered),
@@ -437,37 +348,23 @@ async fn a_group_whose_members_all_send_ends_with_any_of_them() {
             state.any_source() == v1::AnySource::Synchronized
                 && state.members.iter().all(|m| m.role() == v1::Role::Member)
         );
-        let rules = ["leaf0", "leaf1", "spine0"].map(|switch| {
-            lab.switch(switch).with(|toy| {
-                let rule = toy.groups.values().next().map(|(rule, _)| rule.clone());
-                rule.and_then(|rule| rule.multicast().copied())
-            })
-        });
-        assert!(
-            rules
-                .iter()
-                .flatten()
-                .all(|kind| kind.any_source() == v1::AnySource::Synchronized && kind.carries_on.is_none())
-        );
+        for rule in ["leaf0", "leaf1", "spine0"].iter().flat_map(|switch| lab.rules(switch)) {
+            let kind = rule.multicast().unwrap();
+            assert!(kind.any_source() == v1::AnySource::Synchronized && kind.carries_on.is_none());
+        }
         match leaves {
             // It is back with another queue pair before the lease of its broken call is over.
             3 => {
                 drop(calls.remove(1));
                 // The controller may not know yet that the call has ended.
-                while let Err(status) = try_join(&lab, &client, ("g", "h1"), qpn, true).await {
+                while let Err(status) = client.clone().join_group(lab.leased("g", "h1", qpn)).await {
                     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
                     moment().await;
                 }
             }
             4 => lab.switches.get_mut("leaf0").unwrap().restart().await,
-            5 => {
-                let request = v1::EvictMemberRequest {
-                    group: "g".into(),
-                    member: "h2".into(),
-                };
-                client.clone().evict_member(request).await.unwrap();
-            }
-            member => assert!(leave(&client, HOSTS[member]).await),
+            5 => drop(client.evict("g", "h2").await.unwrap()),
+            member => assert!(client.leave("g", HOSTS[member]).await),
         }
         let state = reaches(&client, "g", phase).await.state.unwrap();
         assert!(lab.placed().is_empty(), "{state:?}");
@@ -475,27 +372,17 @@ async fn a_group_whose_members_all_send_ends_with_any_of_them() {
             assert_eq!(phases(&state), [Expected; 2]);
             break;
         }
-        calls = all_join(&lab, &client, qpn, true).await;
+        calls = all_join(&lab, &client, qpn).await;
     }
-    let mut running = Vec::new();
-    for host in ["h0", "h1"] {
-        running.push(join(&lab, &client, ("g", host), 30, true).await);
-    }
-    reaches(&client, "g", Active).await;
+    let _running = join_all(&client, ["h0", "h1"].map(|host| lab.leased("g", host, 30))).await;
     let (group, host) = ("g".into(), "h3".into());
-    client
-        .clone()
-        .add_member(v1::AddMemberRequest { group, host })
-        .await
-        .unwrap();
+    let request = v1::AddMemberRequest { group, host };
+    client.clone().add_member(request).await.unwrap();
     let joining = v1::JoinGroupRequest {
         from_next_message: true,
         ..lab.joining("g", "h3", 31)
     };
-    let refused = client.clone().join_group(joining).await.unwrap_err();
-    assert_eq!(refused.code(), Code::FailedPrecondition);
-    assert!(
-        refused.message().contains("each of its members may send"),
-        "{refused}"
-    );
+    let late = client.clone().join_group(joining).await;
+    let says = "each of its members may send";
+    refused(late, Code::FailedPrecondition, says);
 }

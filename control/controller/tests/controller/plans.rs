@@ -1,6 +1,6 @@
 //! What a group would be, before it is created.
 
-use crate::common::{Client, Lab, creation, moment, reaches};
+use crate::common::{Calls, Client, Lab, creation, moment, reaches, refused, two_tiers};
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::Active;
 use castnet_proto::v1::plan_group_request::Group;
@@ -18,10 +18,6 @@ fn tree(answer: &v1::PlanGroupResponse) -> Vec<String> {
     nodes
         .map(|n| format!("{} below {}", n.switch_name, n.parent))
         .collect()
-}
-
-fn collective(name: &str) -> Group {
-    in_lanes(name, 1)
 }
 
 fn in_lanes(name: &str, lanes: u32) -> Group {
@@ -46,47 +42,30 @@ fn passed_over(answer: &v1::PlanGroupResponse) -> Vec<String> {
 
 /// Waits until all switches have this state.
 async fn until(client: &Client, is_so: impl Fn(&v1::SwitchState) -> bool) {
-    loop {
-        let listed = client
-            .clone()
-            .list_switches(v1::ListSwitchesRequest {})
-            .await
-            .unwrap();
-        if listed.into_inner().switches.iter().all(&is_so) {
-            return;
-        }
+    while !client.switches().await.iter().all(&is_so) {
         moment().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_plan_is_what_is_created_and_takes_nothing() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
+    let (lab, _controller, mut client) = two_tiers().await;
     until(&client, |s| s.reachable).await;
     let members = ["h0", "h1", "h2"];
     let request = creation("g", &members);
     let planned = plan(&client, Group::Multicast(request.clone())).await.unwrap();
-    assert_eq!(
-        tree(&planned),
-        ["leaf0 below ", "spine0 below leaf0", "leaf1 below spine0"]
-    );
+    let nodes = ["leaf0 below ", "spine0 below leaf0", "leaf1 below spine0"];
+    assert_eq!(tree(&planned), nodes);
     assert_eq!((planned.refusal.as_str(), planned.lanes), ("", 1));
     let links = &planned.switches[0].links;
-    assert!(
-        links.len() == 3 && links.iter().all(|link| link.groups == 0),
-        "{links:?}"
-    );
+    let are_free = links.iter().all(|link| link.groups == 0);
+    assert!(links.len() == 3 && are_free, "{links:?}");
     // Twice the same: no address is taken.
     assert_eq!(plan(&client, Group::Multicast(request)).await.unwrap(), planned);
     assert!(lab.placed().is_empty());
-    let listed = client
-        .list_groups(v1::ListControllerGroupsRequest {})
-        .await
-        .unwrap();
-    assert!(listed.into_inner().groups.is_empty());
+    assert!(client.groups().await.is_empty());
 
-    client.create_group(lab.given("g", &members, 17)).await.unwrap();
+    client.create(lab.given("g", &members, 17)).await;
     let group = reaches(&client, "g", Active).await;
     assert_eq!(group.state.unwrap().mcst_id, planned.mcst_id);
     let nodes = |tree: &[v1::TreeNode]| -> Vec<(String, usize)> {
@@ -97,36 +76,22 @@ async fn a_plan_is_what_is_created_and_takes_nothing() {
     };
     let foreseen: Vec<v1::TreeNode> = planned.switches.iter().filter_map(|s| s.node.clone()).collect();
     assert_eq!(nodes(&foreseen), nodes(&group.tree));
-    let other = plan(&client, Group::Multicast(creation("other", &members)))
-        .await
-        .unwrap();
-    assert!(
-        other.switches[0].links.iter().all(|link| link.groups == 1),
-        "{other:?}"
-    );
+    let multicast = |name: &str, members: &[&str]| Group::Multicast(creation(name, members));
+    let other = plan(&client, multicast("other", &members)).await.unwrap();
+    let links = &other.switches[0].links;
+    assert!(links.iter().all(|link| link.groups == 1), "{other:?}");
     assert_ne!(other.mcst_id, planned.mcst_id);
     // Members that have not joined have no addresses yet; those of the fabric are known.
-    let rule = other.switches[0]
-        .node
-        .as_ref()
-        .and_then(|n| n.rule.clone())
-        .unwrap();
-    let text = format!("{rule:?}");
+    let rule = other.switches[0].node.as_ref().and_then(|n| n.rule.clone());
+    let text = format!("{:?}", rule.unwrap());
     assert!(!text.contains("198.18."), "{text}");
 
-    let again = plan(&client, Group::Multicast(creation("g", &members)))
-        .await
-        .unwrap_err();
-    assert_eq!(again.code(), Code::AlreadyExists);
-    let unknown = plan(&client, Group::Multicast(creation("g2", &["h0", "h99"])))
-        .await
-        .unwrap_err();
-    assert_eq!(unknown.code(), Code::NotFound);
-    let nothing = client
-        .plan_group(v1::PlanGroupRequest { group: None })
-        .await
-        .unwrap_err();
-    assert_eq!(nothing.code(), Code::InvalidArgument);
+    let again = plan(&client, multicast("g", &members)).await;
+    refused(again, Code::AlreadyExists, "");
+    let unknown = plan(&client, multicast("g2", &["h0", "h99"])).await;
+    refused(unknown, Code::NotFound, "");
+    let nothing = client.plan_group(v1::PlanGroupRequest { group: None }).await;
+    refused(nothing, Code::InvalidArgument, "");
 }
 
 #[tokio::test(start_paused = true)]
@@ -138,41 +103,34 @@ async fn a_plan_says_which_switches_are_full_or_down_and_why_there_is_none() {
     }
     let (_controller, client) = lab.start().await;
     until(&client, |s| s.reachable && s.memory_bytes_max > 0).await;
-    let planned = plan(&client, collective("sums")).await.unwrap();
-    assert_eq!(
-        tree(&planned),
-        ["spine1 below ", "leaf0 below spine1", "leaf1 below spine1"]
-    );
+    let planned = plan(&client, in_lanes("sums", 1)).await.unwrap();
+    let nodes = ["spine1 below ", "leaf0 below spine1", "leaf1 below spine1"];
+    assert_eq!(tree(&planned), nodes);
     let over = passed_over(&planned);
-    assert!(
-        over.len() == 1 && over[0].starts_with("spine0 needs ") && over[0].ends_with("1000 are free"),
-        "{over:?}"
-    );
+    let [over] = &over[..] else {
+        panic!("{over:?}")
+    };
+    assert!(over.starts_with("spine0 needs ") && over.ends_with("1000 are free"));
     let each = " for each of the group's 2 lanes, 500 are free for each";
     let over = passed_over(&plan(&client, in_lanes("sums", 2)).await.unwrap());
     assert!(over.len() == 1 && over[0].ends_with(each), "{over:?}");
     for switch in &planned.switches {
         let (node, room) = (switch.node.as_ref().unwrap(), switch.room.unwrap());
-        assert!(
-            node.memory_bytes > 0 && room.memory_bytes_free == 64 << 20,
-            "{switch:?}"
-        );
+        let is_free = room.memory_bytes_free == 64 << 20;
+        assert!(node.memory_bytes > 0 && is_free, "{switch:?}");
     }
 
     lab.switches.get_mut("spine1").unwrap().stop().await;
     until(&client, |s| s.reachable != (s.name == "spine1")).await;
-    let refused = plan(&client, collective("sums")).await.unwrap();
+    let refused = plan(&client, in_lanes("sums", 1)).await.unwrap();
     assert!(refused.switches.is_empty() && !refused.may_come, "{refused:?}");
-    assert!(
-        refused.refusal.contains("spine0 needs ") && refused.refusal.contains("1000 are free"),
-        "{refused:?}"
-    );
+    for says in ["spine0 needs ", "1000 are free"] {
+        assert!(refused.refusal.contains(says), "{refused:?}");
+    }
     let lanes = plan(&client, in_lanes("sums", 2)).await.unwrap();
     assert!(lanes.refusal.contains(each), "{lanes:?}");
     let over = passed_over(&refused);
-    assert!(
-        over.len() == 1 && over[0].starts_with("spine1 cannot be reached: "),
-        "{over:?}"
-    );
+    let says = "spine1 cannot be reached: ";
+    assert!(over.len() == 1 && over[0].starts_with(says), "{over:?}");
     assert!(lab.placed().is_empty());
 }

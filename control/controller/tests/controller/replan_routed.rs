@@ -8,7 +8,8 @@ use castnet_proto::v1::endpoint::NextHop;
 use castnet_topology::Topology;
 
 use crate::collective_places::set_link;
-use crate::common::{Client, Events, Lab, moment, reaches};
+use crate::common::{Calls, Client, Lab, moment, reaches};
+use crate::replan::until;
 
 /// Ports of a leaf after those of its two hosts.
 const FIRST: u32 = 2;
@@ -47,12 +48,6 @@ async fn lab(middles: [(&str, &str); 2]) -> Lab {
     Lab::new(Topology::from_toml(&file).unwrap()).await
 }
 
-fn rule(lab: &Lab, switch: &str) -> v1::GroupRule {
-    let rules = lab.switch(switch).with(|toy| toy.groups.clone());
-    let mut rules = rules.into_values().map(|(rule, _)| rule);
-    rules.next().unwrap_or_else(|| panic!("{switch} has no rule"))
-}
-
 /// Port and address of the switches that a rule leads to.
 fn edges(rule: &v1::GroupRule) -> Vec<(String, u32, String)> {
     let edge = |e: &v1::Endpoint| match e.next_hop.clone()? {
@@ -62,23 +57,9 @@ fn edges(rule: &v1::GroupRule) -> Vec<(String, u32, String)> {
     rule.endpoints.iter().filter_map(edge).collect()
 }
 
-async fn until(client: &Client, is: impl Fn(&v1::GroupState) -> bool) -> v1::GroupState {
-    let mut events = Events::of(client).await;
-    loop {
-        let request = v1::GetGroupRequest { group: "g".into() };
-        let group = client.clone().get_group(request).await.unwrap();
-        let state = group.into_inner().state.unwrap();
-        if is(&state) {
-            return state;
-        }
-        events.until(|_| Some(())).await;
-    }
-}
-
 /// A running group of all four hosts.
 async fn group(lab: &Lab, client: &Client) -> v1::GroupState {
-    let request = lab.given("g", &["h0", "h1", "h2", "h3"], 17);
-    client.clone().create_group(request).await.unwrap();
+    client.create(lab.given("g", &["h0", "h1", "h2", "h3"], 17)).await;
     reaches(client, "g", Active).await.state.unwrap()
 }
 
@@ -89,10 +70,9 @@ async fn moved(lab: &Lab, client: &Client, before: &v1::GroupState, switches: &[
     let state = until(client, |s| s.generation == generation && lab.placed() == placed).await;
     assert_eq!((state.phase(), state.reason.as_str()), (Active, ""));
     // Each with the address that it has connected to.
-    assert_eq!(
-        (&state.mcst_id, &state.members, state.start_psn),
-        (&before.mcst_id, &before.members, before.start_psn)
-    );
+    assert_eq!(state.mcst_id, before.mcst_id);
+    assert_eq!(state.members, before.members);
+    assert_eq!(state.start_psn, before.start_psn);
 }
 
 #[tokio::test(start_paused = true)]
@@ -105,18 +85,14 @@ async fn a_group_goes_on_over_another_router() {
     let (_controller, client) = lab.start().await;
     reaches(&client, "g", Active).await;
     for _ in 0..2 {
-        let [(_, port, _)] = &edges(&rule(&lab, "leaf0"))[..] else {
+        let [(_, port, _)] = &edges(&lab.rule("leaf0"))[..] else {
             panic!("one edge")
         };
-        let (lost, other) = if *port == FIRST {
-            (FIRST, SECOND)
-        } else {
-            (SECOND, FIRST)
-        };
+        let (lost, other) = (*port, FIRST + SECOND - *port);
         set_link(lab.switch("leaf0"), lost, false);
         moved(&lab, &client, &before, &["leaf0", "leaf1"]).await;
         for (switch, far, ip) in [("leaf0", "leaf1", "10.211.0.1"), ("leaf1", "leaf0", "10.210.0.1")] {
-            assert_eq!(edges(&rule(&lab, switch)), [(far.into(), other, ip.into())]);
+            assert_eq!(edges(&lab.rule(switch)), [(far.into(), other, ip.into())]);
         }
         before.generation += 1;
         set_link(lab.switch("leaf0"), lost, true);
@@ -136,12 +112,12 @@ async fn a_group_that_loses_its_router_goes_on_over_a_switch() {
     until_link(&client, "spine", 0, true).await;
     set_link(lab.switch("leaf1"), FIRST, false);
     moved(&lab, &client, &before, &["leaf0", "leaf1", "spine"]).await;
-    let spine = rule(&lab, "spine");
+    let spine = lab.rule("spine");
     let ends = |leaf: &str, n: u32| (leaf.to_owned(), n, format!("10.21{n}.0.1"));
     assert_eq!(edges(&spine), [ends("leaf0", 0), ends("leaf1", 1)]);
     let up = ("spine".to_owned(), SECOND, spine.mcst_id.clone());
-    assert_eq!(edges(&rule(&lab, "leaf0")), std::slice::from_ref(&up));
-    assert_eq!(edges(&rule(&lab, "leaf1")), [up]);
+    assert_eq!(edges(&lab.rule("leaf0")), std::slice::from_ref(&up));
+    assert_eq!(edges(&lab.rule("leaf1")), [up]);
 }
 
 /// Waits until the controller knows that a link of a switch is up, or is not.
@@ -151,17 +127,9 @@ pub(crate) async fn until_link(client: &Client, switch: &str, port: u32, up: boo
         end == Some((switch, port))
     };
     loop {
-        let fabric = client
-            .clone()
-            .get_topology(v1::GetTopologyRequest {})
-            .await
-            .unwrap();
-        let links = fabric.into_inner().links;
-        let link = links
-            .iter()
-            .find(|l| is_end(&l.a) || is_end(&l.b))
-            .expect("a link");
-        if link.up == up {
+        let links = client.topology().await.links;
+        let mut links = links.iter().filter(|l| is_end(&l.a) || is_end(&l.b));
+        if links.next().expect("a link").up == up {
             return;
         }
         moment().await;

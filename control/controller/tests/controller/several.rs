@@ -5,14 +5,14 @@ use castnet_proto::transport::{Controllers, Security, controller};
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::Active;
 use std::time::Duration;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tonic::Code;
 
 use castnet_sim_control::controllers::{Candidates, client};
 use crate::common::etcd::Etcd;
 use castnet_sim_control::etcd::EtcdModel;
 use castnet_sim_control::net::Fault;
-use crate::common::{Lab, PATIENCE, destruction, moment, reaches, start};
+use crate::common::{Calls, Client, Lab, in_time, moment, reaches, start};
 use crate::failover::exists;
 
 /// Longer than anything is on the way, and than a lease.
@@ -24,10 +24,7 @@ async fn the_leader_is_killed_and_another_goes_on() {
     let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
     let mut candidates = Candidates::start(&lab.config, lab.folder.path(), &etcd, 3).await;
     let (first, mut leader) = candidates.leader(None).await;
-    leader
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    leader.create(lab.given("g", &["h0", "h2"], 17)).await;
     let (gate, mut told) = lab.switch("spine0").hold();
     let request = lab.given("h", &["h1", "h3"], 18);
     let create = tokio::spawn(async move { leader.create_group(request).await });
@@ -35,18 +32,16 @@ async fn the_leader_is_killed_and_another_goes_on() {
     candidates.kill(first).await;
     create.await.unwrap().unwrap_err();
     gate.add_permits(100);
-    let (second, mut leader) = candidates.leader(Some(first)).await;
+    let (second, leader) = candidates.leader(Some(first)).await;
     reaches(&leader, "h", Active).await;
     reaches(&leader, "g", Active).await;
-    leader.destroy_group(destruction("h")).await.unwrap();
-    for name in ["leaf0", "leaf1", "spine0"] {
-        assert_eq!(lab.switch(name).changes(), ["+g.1", "+h.1", "-h.1"], "{name}");
-    }
+    leader.destroy("h").await;
+    lab.all_did(&["+g.1", "+h.1", "-h.1"], "");
     // The last one too.
     candidates.kill(second).await;
-    let (_, mut leader) = candidates.leader(None).await;
+    let (_, leader) = candidates.leader(None).await;
     reaches(&leader, "g", Active).await;
-    assert!(!exists(&mut leader, "h").await);
+    assert!(!exists(&leader, "h").await);
     assert_eq!(lab.placed(), ["leaf0 g.1", "leaf1 g.1", "spine0 g.1"]);
 }
 
@@ -93,7 +88,7 @@ async fn a_leader_that_was_cut_off_changes_nothing() {
     let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
     let candidates = Candidates::start(&lab.config, lab.folder.path(), &etcd, 2).await;
     let (first, mut old) = candidates.leader(None).await;
-    old.create_group(lab.given("g", &["h0", "h2"], 17)).await.unwrap();
+    old.create(lab.given("g", &["h0", "h2"], 17)).await;
     // It is cut off between the switches of a group.
     let (gate, mut told) = lab.switch("spine0").hold();
     let late = lab.given("late", &["h1", "h3"], 18);
@@ -106,9 +101,9 @@ async fn a_leader_that_was_cut_off_changes_nothing() {
         .net
         .fail(&format!("c{first}"), None, Fault::Held([true, true]));
     gate.add_permits(100);
-    let (_, mut new) = candidates.leader(Some(first)).await;
+    let (_, new) = candidates.leader(Some(first)).await;
     reaches(&new, "late", Active).await;
-    new.destroy_group(destruction("late")).await.unwrap();
+    new.destroy("late").await;
     let request = lab.given("x", &["h1", "h3"], 19);
     let x = tokio::spawn({
         let mut old = old.clone();
@@ -137,15 +132,13 @@ async fn a_leader_that_was_cut_off_changes_nothing() {
             moment().await;
         }
     };
-    timeout(PATIENCE, knows).await.unwrap();
+    in_time(knows).await;
     // All that is late has arrived.
     sleep(LATE).await;
-    assert!(!exists(&mut new, "x").await && !exists(&mut new, "late").await);
-    new.create_group(lab.given("h", &["h1", "h3"], 18)).await.unwrap();
-    assert_eq!(
-        lab.switch("leaf0").changes(),
-        ["+g.1", "+late.1", "-late.1", "+h.1"]
-    );
+    assert!(!exists(&new, "x").await && !exists(&new, "late").await);
+    new.create(lab.given("h", &["h1", "h3"], 18)).await;
+    let wanted = ["+g.1", "+late.1", "-late.1", "+h.1"];
+    assert_eq!(lab.switch("leaf0").changes(), wanted);
 }
 
 /// What a controller sends to etcd arrives after another has taken over: it changes neither the store nor a switch.
@@ -154,7 +147,7 @@ async fn what_arrives_late_changes_nothing() {
     let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
     let candidates = Candidates::start(&lab.config, lab.folder.path(), &etcd, 2).await;
     let (first, mut old) = candidates.leader(None).await;
-    old.create_group(lab.given("g", &["h0", "h2"], 17)).await.unwrap();
+    old.create(lab.given("g", &["h0", "h2"], 17)).await;
     let node = format!("c{first}");
     candidates.net.fail(&node, Some("e0"), Fault::Held([true, false]));
     let late = lab.given("late", &["h1", "h3"], 18);
@@ -162,17 +155,18 @@ async fn what_arrives_late_changes_nothing() {
     // It has been sent.
     moment().await;
     etcd.end_lead();
-    let (_, mut new) = candidates.leader(Some(first)).await;
-    new.create_group(lab.given("new", &["h1", "h3"], 18))
-        .await
-        .unwrap();
+    let (_, new) = candidates.leader(Some(first)).await;
+    new.create(lab.given("new", &["h1", "h3"], 18)).await;
     candidates.net.heal();
     late.await.unwrap().unwrap_err();
     sleep(LATE).await;
-    assert!(!exists(&mut new, "late").await && exists(&mut new, "new").await);
-    for name in ["leaf0", "leaf1", "spine0"] {
-        let changes = lab.switch(name).changes();
-        assert_eq!(changes, ["+g.1", "+new.1"], "{name}");
+    assert!(!exists(&new, "late").await && exists(&new, "new").await);
+    lab.all_did(&["+g.1", "+new.1"], "");
+}
+
+async fn create_at_last(client: &Client, request: v1::CreateGroupRequest) {
+    while client.clone().create_group(request.clone()).await.is_err() {
+        moment().await;
     }
 }
 
@@ -184,38 +178,18 @@ async fn without_a_quorum_reads_go_on_and_writes_are_refused() {
     (config.store, config.etcd) = (None, Some(etcd.config()));
     let (_controller, mut leader) = start(config).await;
     // It may not lead yet.
-    while leader
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .is_err()
-    {
-        moment().await;
-    }
+    create_at_last(&leader, lab.given("g", &["h0", "h2"], 17)).await;
     etcd.kill(0).await;
     etcd.kill(1).await;
     // Longer than the lease.
     sleep(LATE).await;
     let request = lab.given("x", &["h1", "h3"], 18);
     let refused = leader.create_group(request).await.unwrap_err();
-    assert!(
-        refused
-            .message()
-            .contains("see that a majority of its members runs"),
-        "{refused}"
-    );
-    let request = v1::GetGroupRequest { group: "g".into() };
-    let group = leader.get_group(request).await.unwrap().into_inner();
-    assert_eq!(group.state.unwrap().phase(), Active);
+    let says = "see that a majority of its members runs";
+    assert!(refused.message().contains(says), "{refused}");
+    assert_eq!(leader.get("g").await.state.unwrap().phase(), Active);
     etcd.restart(0).await;
-    while leader
-        .create_group(lab.given("h", &["h1", "h3"], 18))
-        .await
-        .is_err()
-    {
-        moment().await;
-    }
-    assert!(!exists(&mut leader, "x").await);
-    for name in ["leaf0", "leaf1", "spine0"] {
-        assert_eq!(lab.switch(name).changes(), ["+g.1", "+h.1"], "{name}");
-    }
+    create_at_last(&leader, lab.given("h", &["h1", "h3"], 18)).await;
+    assert!(!exists(&leader, "x").await);
+    lab.all_did(&["+g.1", "+h.1"], "");
 }

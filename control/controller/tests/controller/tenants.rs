@@ -8,7 +8,7 @@ use castnet_proto::v1::CollectivePhase;
 use tonic::Code;
 
 use crate::common::ranks::Rank;
-use crate::common::{Client, Lab, destruction};
+use crate::common::{Calls, Client, Lab, creation, refused};
 use crate::lanes::given;
 use crate::rates::limit;
 
@@ -29,14 +29,8 @@ async fn lab(tenants: Vec<Tenant>) -> Lab {
 }
 
 async fn uses(client: &Client) -> Vec<(String, u64, u64)> {
-    let topology = client.clone().get_topology(v1::GetTopologyRequest {}).await;
-    let tenants = topology.unwrap().into_inner().tenants.into_iter();
+    let tenants = client.topology().await.tenants.into_iter();
     tenants.map(|t| (t.name, t.groups, t.slots)).collect()
-}
-
-async fn destroy(client: &Client, group: &str) {
-    let request = destruction(group);
-    client.clone().destroy_group(request).await.unwrap();
 }
 
 /// A group counts for the tenant of its source until it is gone, also over a restart. Lanes count each.
@@ -48,41 +42,27 @@ async fn a_tenant_has_as_many_groups_as_its_quota_says() {
     ])
     .await;
     let (controller, mut client) = lab.start().await;
-    client
-        .create_group(lab.given("a", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    client.create(lab.given("a", &["h0", "h2"], 17)).await;
     let wide = v1::CreateGroupRequest {
         lanes: 2,
-        ..crate::common::creation("b", &["h1", "h2"])
+        ..creation("b", &["h1", "h2"])
     };
-    let refused = client.create_group(wide).await.unwrap_err();
-    assert_eq!(refused.code(), Code::ResourceExhausted);
     let words = "tenant \"one\" may have 2 groups, has 1, and this group needs 2";
-    assert!(refused.message().contains(words), "{refused}");
-    client
-        .create_group(lab.given("b", &["h1", "h2"], 18))
-        .await
-        .unwrap();
-    client
-        .create_group(lab.given("c", &["h2", "h0"], 19))
-        .await
-        .unwrap();
+    refused(client.create_group(wide).await, Code::ResourceExhausted, words);
+    client.create(lab.given("b", &["h1", "h2"], 18)).await;
+    client.create(lab.given("c", &["h2", "h0"], 19)).await;
     for (name, source) in [("x", "h0"), ("y", "h3")] {
         let other = if source == "h0" { "h1" } else { "h2" };
-        let refused = client.create_group(lab.given(name, &[source, other], 20)).await;
-        assert_eq!(refused.unwrap_err().code(), Code::ResourceExhausted);
+        let more = client.create_group(lab.given(name, &[source, other], 20)).await;
+        refused(more, Code::ResourceExhausted, "");
     }
     let full = [("one".into(), 2, 0), ("two".into(), 1, 0)];
     assert_eq!(uses(&client).await, full);
     controller.stop().await;
-    let (_controller, mut client) = lab.start().await;
+    let (_controller, client) = lab.start().await;
     assert_eq!(uses(&client).await, full);
-    destroy(&client, "a").await;
-    client
-        .create_group(lab.given("x", &["h0", "h1"], 20))
-        .await
-        .unwrap();
+    client.destroy("a").await;
+    client.create(lab.given("x", &["h0", "h1"], 20)).await;
     assert_eq!(uses(&client).await, full);
 }
 
@@ -115,28 +95,18 @@ async fn a_job_beyond_the_slots_of_its_tenant_is_refused() {
         settings: settings(256),
         ..lab.rank("wide", 0, 2, 17)
     };
-    let refused = client.init_group(wide).await.unwrap_err();
-    assert_eq!(refused.code(), Code::ResourceExhausted);
-    assert!(
-        refused.message().contains("may have 300 slots, has 0"),
-        "{refused}"
-    );
-    assert_eq!(
-        uses(&client).await,
-        [("one".into(), 0, 0)],
-        "nothing is left of it"
-    );
+    let words = "may have 300 slots, has 0";
+    refused(client.init_group(wide).await, Code::ResourceExhausted, words);
+    // Nothing is left of it.
+    assert_eq!(uses(&client).await, [("one".into(), 0, 0)]);
     let join = |rank| v1::InitGroupRequest {
         settings: settings(64),
         ..lab.rank("job", rank, 2, 18)
     };
-    let mut ranks = Vec::new();
-    for rank in 0..2 {
-        ranks.push(Rank::join(&client, join(rank)).await);
-    }
+    let mut ranks = Rank::join_all(&client, [join(0), join(1)]).await;
     let active = ranks[0].until(CollectivePhase::Active).await;
     assert_eq!(uses(&client).await, [("one".into(), 1, u64::from(active.slots))]);
-    destroy(&client, "job").await;
+    client.destroy("job").await;
     assert_eq!(uses(&client).await, [("one".into(), 0, 0)]);
 }
 
@@ -149,8 +119,7 @@ fn wide(bandwidth: &str, group_bandwidth: Option<&str>) -> Tenant {
 }
 
 async fn bandwidth(client: &Client) -> (u64, Option<u64>) {
-    let topology = client.clone().get_topology(v1::GetTopologyRequest {}).await;
-    let tenant = topology.unwrap().into_inner().tenants.remove(0);
+    let tenant = client.topology().await.tenants.remove(0);
     (tenant.bandwidth / 1_000_000, tenant.bandwidth_max)
 }
 
@@ -166,36 +135,26 @@ async fn limits_of_groups_count_for_the_bandwidth_of_their_tenant() {
         rate_limit: limit(mbps * 1_000_000, 0),
         ..given(&lab, name, &["h0", "h2"], qpn, 2)
     };
-    client.create_group(limited("a", 600, 17)).await.unwrap();
-    let refused = client.create_group(limited("b", 401, 27)).await.unwrap_err();
-    assert_eq!(refused.code(), Code::ResourceExhausted);
+    client.create(limited("a", 600, 17)).await;
     let words = "tenant \"one\" may have 1Gb/s of bandwidth, has 600Mb/s, and this group needs 401Mb/s";
-    assert!(refused.message().contains(words), "{refused}");
-    client.create_group(limited("c", 400, 37)).await.unwrap();
-    for refused in [
-        client
-            .create_group(lab.given("d", &["h0", "h2"], 47))
-            .await
-            .unwrap_err(),
-        client.init_group(lab.rank("job", 0, 2, 57)).await.unwrap_err(),
-    ] {
-        assert_eq!(refused.code(), Code::InvalidArgument);
-        let words = "rate_limit: tenant \"one\" may have 1Gb/s of bandwidth for all its groups, so each of them needs a rate limit";
-        assert!(refused.message().contains(words), "{refused}");
-    }
+    let more = client.create_group(limited("b", 401, 27)).await;
+    refused(more, Code::ResourceExhausted, words);
+    client.create(limited("c", 400, 37)).await;
+    let words = "rate_limit: tenant \"one\" may have 1Gb/s of bandwidth for all its groups, so each of them needs a rate limit";
+    let group = client.create_group(lab.given("d", &["h0", "h2"], 47)).await;
+    refused(group, Code::InvalidArgument, words);
+    let job = client.init_group(lab.rank("job", 0, 2, 57)).await;
+    refused(job, Code::InvalidArgument, words);
     // Others are not concerned.
-    client
-        .create_group(lab.given("free", &["h2", "h0"], 67))
-        .await
-        .unwrap();
+    client.create(lab.given("free", &["h2", "h0"], 67)).await;
     assert_eq!(bandwidth(&client).await, (1000, Some(1_000_000_000)));
     controller.stop().await;
     let (_controller, mut client) = lab.start().await;
     assert_eq!(bandwidth(&client).await.0, 1000);
     assert!(client.create_group(limited("e", 1, 77)).await.is_err());
-    destroy(&client, "a").await;
+    client.destroy("a").await;
     assert_eq!(bandwidth(&client).await.0, 400);
-    client.create_group(limited("e", 600, 77)).await.unwrap();
+    client.create(limited("e", 600, 77)).await;
 }
 
 /// It is part of the plan, and ranks learn it.
@@ -204,24 +163,15 @@ async fn a_tenant_may_have_a_default_limit() {
     let lab = lab(vec![wide("1G", Some("400M"))]).await;
     let (_controller, mut client) = lab.start().await;
     let default = limit(400_000_000, 262_144);
-    let created = client
-        .create_group(lab.given("a", &["h0", "h2"], 17))
-        .await
-        .unwrap();
-    assert_eq!(created.into_inner().group.unwrap().rate_limit, default);
-    let at_leaf = lab
-        .switch("leaf0")
-        .with(|toy| toy.groups.values().next().unwrap().0.rate_limit);
-    assert_eq!(at_leaf, default);
-    let mut ranks = Vec::new();
-    for rank in 0..2 {
-        ranks.push(Rank::join(&client, lab.rank("job", rank, 2, 27)).await);
-    }
+    let created = client.create(lab.given("a", &["h0", "h2"], 17)).await;
+    assert_eq!(created.rate_limit, default);
+    assert_eq!(lab.rule("leaf0").rate_limit, default);
+    let mut ranks = lab.ranks(&client, "job", 2, 27).await;
     let active = ranks[1].until(CollectivePhase::Active).await;
     assert_eq!(active.settings.clone().unwrap().rate_limit, default);
     assert_eq!(bandwidth(&client).await.0, 800);
-    let refused = client.create_group(lab.given("b", &["h0", "h2"], 37)).await;
-    assert_eq!(refused.unwrap_err().code(), Code::ResourceExhausted);
+    let more = client.create_group(lab.given("b", &["h0", "h2"], 37)).await;
+    refused(more, Code::ResourceExhausted, "");
 }
 
 #[test]
@@ -231,27 +181,18 @@ fn bandwidth_in_a_configuration_is_a_rate() {
         Config::from_toml(&text, Path::new("/"))
     };
     let config = read("bandwidth = \"40G\"\ngroup_bandwidth = \"2.5G\"").unwrap();
-    assert_eq!(
-        config.tenants[0].bandwidth.map(|rate| rate.to_string()),
-        Some("40G".into())
-    );
-    assert_eq!(
-        config.tenants[0]
-            .group_bandwidth
-            .map(|rate| rate.bits_per_second()),
-        Some(2_500_000_000)
-    );
-    let faults = read("bandwidth = 40\ngroup_bandwidth = \"much\"")
-        .unwrap_err()
-        .to_string();
-    assert!(
-        faults.contains("tenants[0].bandwidth: a whole number where "),
-        "{faults}"
-    );
-    assert!(
-        faults.contains("tenants[0].group_bandwidth: \"much\" is not a rate in bits per second"),
-        "{faults}"
-    );
+    let tenant = &config.tenants[0];
+    assert_eq!(tenant.bandwidth.unwrap().to_string(), "40G");
+    let each = tenant.group_bandwidth.unwrap();
+    assert_eq!(each.bits_per_second(), 2_500_000_000);
+    let faults = read("bandwidth = 40\ngroup_bandwidth = \"much\"").unwrap_err();
+    let faults = faults.to_string();
+    for says in [
+        "tenants[0].bandwidth: a whole number where ",
+        "tenants[0].group_bandwidth: \"much\" is not a rate in bits per second",
+    ] {
+        assert!(faults.contains(says), "{faults}");
+    }
 }
 
 #[test]
@@ -269,8 +210,6 @@ fn tenants_that_cannot_work_are_refused() {
     let empty = tenant("", &[], None, None);
     let all = ["tenants[0].name", "tenants[0].members", "tenants[0].groups"];
     assert_eq!(faults(vec![empty]), all);
-    assert_eq!(
-        faults(vec![wide("1G", Some("2G"))]),
-        ["tenants[0].group_bandwidth"]
-    );
+    let wanted = ["tenants[0].group_bandwidth"];
+    assert_eq!(faults(vec![wide("1G", Some("2G"))]), wanted);
 }

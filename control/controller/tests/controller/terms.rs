@@ -7,7 +7,7 @@ use castnet_controller::{Config, Controller, StartError};
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::Active;
 
-use crate::common::{Client, Events, Lab, destruction, reaches, start};
+use crate::common::{Calls, Client, Events, Lab, reaches, start};
 
 /// The lab's configuration, with a copy of its store. Switches are looked at all the time.
 fn on_a_copy(lab: &Lab) -> Config {
@@ -19,16 +19,11 @@ fn on_a_copy(lab: &Lab) -> Config {
     config
 }
 
-async fn switches(client: &mut Client) -> Vec<v1::SwitchState> {
-    let request = v1::GetTopologyRequest::default();
-    client.get_topology(request).await.unwrap().into_inner().switches
-}
-
 /// Waits until the states of all switches say who has taken over.
-async fn refused_everywhere(client: &mut Client) {
+async fn refused_everywhere(client: &Client) {
     let mut events = Events::of(client).await;
     let taken = |s: &v1::SwitchState| !s.reachable && s.reason.contains("another controller has taken over");
-    while !switches(client).await.iter().all(taken) {
+    while !client.topology().await.switches.iter().all(taken) {
         let changed = |event: &_| matches!(event, v1::controller_event::Event::Switch(_)).then_some(());
         events.until(changed).await;
     }
@@ -42,23 +37,18 @@ async fn of_two_controllers_on_copies_of_a_store_the_first_has_the_switches() {
     let (controller, _) = lab.start().await;
     controller.stop().await;
     let copy = on_a_copy(&lab);
-    let (_first, mut client) = lab.start().await;
+    let (_first, client) = lab.start().await;
     let mut events = Events::of(&client).await;
     let is_reachable = |s: &v1::SwitchState| s.name == "leaf0" && s.reachable;
-    if !switches(&mut client).await.iter().any(is_reachable) {
+    if !client.topology().await.switches.iter().any(is_reachable) {
         events.switch("leaf0", true).await;
     }
-    client
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
 
     let (second, mut other) = start(copy.clone()).await;
-    other
-        .create_group(lab.given("x", &["h1", "h3"], 18))
-        .await
-        .unwrap_err();
-    refused_everywhere(&mut other).await;
+    let other_group = lab.given("x", &["h1", "h3"], 18);
+    other.create_group(other_group).await.unwrap_err();
+    refused_everywhere(&other).await;
     // Its next start would have a larger epoch.
     second.stop().await;
     let refused = Controller::start(copy).await.unwrap_err();
@@ -66,15 +56,10 @@ async fn of_two_controllers_on_copies_of_a_store_the_first_has_the_switches() {
         matches!(refused, StartError::Store(StoreError::Refused { epoch: 2 })),
         "{refused}"
     );
-    client
-        .create_group(lab.given("h", &["h1", "h3"], 18))
-        .await
-        .unwrap();
+    client.create(lab.given("h", &["h1", "h3"], 18)).await;
     reaches(&client, "g", Active).await;
-    for name in ["leaf0", "leaf1", "spine0"] {
-        assert_eq!(lab.switch(name).changes(), ["+g.1", "+h.1"], "{name}");
-    }
-    assert!(switches(&mut client).await.iter().all(|s| s.reachable));
+    lab.all_did(&["+g.1", "+h.1"], "");
+    assert!(client.topology().await.switches.iter().all(|s| s.reachable));
 }
 
 /// A copy of the store of a controller that runs has a larger epoch when it starts: the older controller changes nothing
@@ -83,11 +68,8 @@ async fn of_two_controllers_on_copies_of_a_store_the_first_has_the_switches() {
 async fn a_larger_epoch_takes_over() {
     let mut lab = Lab::two_tiers().await;
     lab.config.timeouts.reconcile = Duration::from_millis(1);
-    let (first, mut client) = lab.start().await;
-    client
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    let (first, client) = lab.start().await;
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
     first.stop().await;
     let copy = on_a_copy(&lab);
     // A second start on the copy: its epoch is larger than that of the first's second start.
@@ -95,19 +77,13 @@ async fn a_larger_epoch_takes_over() {
     let (_first, mut client) = lab.start().await;
     reaches(&client, "g", Active).await;
 
-    let (_second, mut other) = start(copy).await;
-    other
-        .create_group(lab.given("h", &["h1", "h3"], 18))
-        .await
-        .unwrap();
-    client
-        .create_group(lab.given("x", &["h1", "h3"], 19))
-        .await
-        .unwrap_err();
-    let request = destruction("g");
-    let destroyed = client.destroy_group(request).await.unwrap().into_inner();
+    let (_second, other) = start(copy).await;
+    other.create(lab.given("h", &["h1", "h3"], 18)).await;
+    let late = lab.given("x", &["h1", "h3"], 19);
+    client.create_group(late).await.unwrap_err();
+    let destroyed = client.destroy("g").await;
     assert!(!destroyed.complete, "{destroyed:?}");
-    refused_everywhere(&mut client).await;
+    refused_everywhere(&client).await;
     for name in ["leaf0", "leaf1", "spine0"] {
         assert_eq!(lab.switch(name).groups(), ["g.1", "h.1"], "{name}");
     }

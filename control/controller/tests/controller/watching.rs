@@ -11,18 +11,13 @@ use castnet_topology::Topology;
 use tonic::Streaming;
 use tonic::transport::Endpoint;
 
-use crate::common::{Client, Lab, creation, destruction, last, next};
+use crate::common::{Calls, Client, Lab, creation, last, next, two_tiers};
 
 async fn watch(client: &Client) -> Streaming<v1::ControllerEvent> {
     let request = v1::WatchControllerEventsRequest { differences: true };
     let mut events = client.clone().watch_events(request).await.unwrap().into_inner();
     next(&mut events).await;
     events
-}
-
-async fn group(client: &Client, name: &str) -> v1::Group {
-    let request = v1::GetGroupRequest { group: name.into() };
-    client.clone().get_group(request).await.unwrap().into_inner()
 }
 
 fn unnumbered(state: &v1::GroupState) -> v1::GroupState {
@@ -35,16 +30,16 @@ fn unnumbered(state: &v1::GroupState) -> v1::GroupState {
 /// Members that are sent to a watcher and to the first member, of a group whose members join one by one.
 async fn sent_for(members: usize) -> (usize, usize) {
     let lab = Lab::new(Topology::star(members).unwrap()).await;
-    let (_controller, mut client) = lab.start().await;
+    let (_controller, client) = lab.start().await;
     let mut events = watch(&client).await;
     let hosts: Vec<String> = (0..members).map(|n| format!("h{n}")).collect();
     let names: Vec<&str> = hosts.iter().map(String::as_str).collect();
-    client.create_group(creation("g", &names)).await.unwrap();
+    client.create(creation("g", &names)).await;
     let mut streams = Vec::new();
     for host in &names {
         let mut request = lab.joining("g", host, 17);
         request.brief = true;
-        streams.push(client.join_group(request).await.unwrap().into_inner());
+        streams.push(client.join(request).await);
     }
     let (mut groups, mut to_watcher) = (WatchedGroups::default(), 0);
     loop {
@@ -56,7 +51,7 @@ async fn sent_for(members: usize) -> (usize, usize) {
         if let Some(Event::Group(state)) = whole
             && state.phase() == Active
         {
-            let now = group(&client, "g").await.state.unwrap();
+            let now = client.get("g").await.state.unwrap();
             assert_eq!(unnumbered(&state), unnumbered(&now));
             break;
         }
@@ -117,11 +112,8 @@ async fn a_client_that_is_too_slow_gets_the_states_that_it_lacks() {
     const GROUPS: usize = 700;
     let mut lab = Lab::two_tiers().await;
     lab.config.mcst_pool = "10.200.0.0/16".parse().unwrap();
-    let (controller, mut client) = lab.start().await;
-    client
-        .create_group(creation("early", &["h0", "h1"]))
-        .await
-        .unwrap();
+    let (controller, client) = lab.start().await;
+    client.create(creation("early", &["h0", "h1"])).await;
     // What is on the way to it waits at the controller.
     let endpoint = Endpoint::new(controller.address().unwrap().to_string()).unwrap();
     let channel = endpoint
@@ -132,30 +124,21 @@ async fn a_client_that_is_too_slow_gets_the_states_that_it_lacks() {
     let mut slow = watch(&ControllerClient::new(channel)).await;
     let mut works = tokio::task::JoinSet::new();
     for first in 0..16 {
-        let mut client = client.clone();
+        let client = client.clone();
         works.spawn(async move {
             for n in (first..GROUPS).step_by(16) {
                 let name = format!("g{n}");
-                client.create_group(creation(&name, &["h0", "h2"])).await.unwrap();
+                client.create(creation(&name, &["h0", "h2"])).await;
                 if n % 50 != 0 {
-                    let destroy = destruction(&name);
-                    client.destroy_group(destroy).await.unwrap();
+                    client.destroy(&name).await;
                 }
             }
         });
     }
     works.join_all().await;
-    let destroy = destruction("early");
-    client.destroy_group(destroy).await.unwrap();
-    client
-        .create_group(creation("late", &["h0", "h3"]))
-        .await
-        .unwrap();
-    let listed = client
-        .list_groups(v1::ListControllerGroupsRequest {})
-        .await
-        .unwrap();
-    let states = listed.into_inner().groups.into_iter().filter_map(|g| g.state);
+    client.destroy("early").await;
+    client.create(creation("late", &["h0", "h3"])).await;
+    let states = client.groups().await.into_iter().filter_map(|g| g.state);
     let listed: BTreeMap<String, v1::GroupState> = states.map(|s| (s.name.clone(), unnumbered(&s))).collect();
     let (mut groups, mut known, mut has_lagged) = (WatchedGroups::default(), BTreeMap::new(), false);
     while known != listed {
@@ -169,44 +152,18 @@ async fn a_client_that_is_too_slow_gets_the_states_that_it_lacks() {
     assert!(has_lagged);
 }
 
-/// A watcher that comes later has no earlier state, and gets the whole one first.
+/// A client that knows no differences gets none. Of others, later watchers get the whole state first: `Events` needs it.
 #[tokio::test(start_paused = true)]
-async fn a_later_watcher_gets_a_whole_state_first_and_differences_then() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
-    let mut early = watch(&client).await;
-    client
-        .create_group(creation("g", &["h0", "h1", "h2"]))
-        .await
-        .unwrap();
-    let (mut late, mut old) = (watch(&client).await, {
-        let request = v1::WatchControllerEventsRequest::default();
-        client.clone().watch_events(request).await.unwrap().into_inner()
-    });
+async fn an_older_watcher_gets_whole_states() {
+    let (lab, _controller, client) = two_tiers().await;
+    client.create(creation("g", &["h0", "h1", "h2"])).await;
+    let request = v1::WatchControllerEventsRequest::default();
+    let mut old = client.clone().watch_events(request).await.unwrap().into_inner();
     next(&mut old).await;
-    let mut groups = [WatchedGroups::default(), WatchedGroups::default()];
     let mut streams = Vec::new();
     for (joined, host) in (1..).zip(["h0", "h1"]) {
-        streams.push(
-            client
-                .join_group(lab.joining("g", host, 17))
-                .await
-                .unwrap()
-                .into_inner(),
-        );
+        streams.push(client.join(lab.joining("g", host, 17)).await);
         let is_in = |m: &&v1::MemberState| m.phase() == v1::MemberPhase::Joined;
-        for (events, groups) in [&mut early, &mut late].into_iter().zip(&mut groups) {
-            loop {
-                let event = groups.complete(next(events).await).unwrap().event;
-                if let Some(Event::Group(state)) = event
-                    && state.members.iter().filter(is_in).count() == joined
-                {
-                    assert_eq!(state.members.len(), 3);
-                    break;
-                }
-            }
-        }
-        // A client that knows no differences gets none.
         loop {
             if let Some(Event::Group(state)) = next(&mut old).await.event {
                 assert_eq!((state.members.len(), &state.difference), (3, &None));

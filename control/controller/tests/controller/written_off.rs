@@ -5,77 +5,58 @@ use castnet_proto::v1::controller_event::Event;
 use castnet_topology::Topology;
 use tonic::Code;
 
-use crate::common::{Client, Events, Lab, creation};
+use crate::common::{Calls, Client, Events, Lab, creation, refused, two_tiers};
 
 const LOST: &str = "leaf1";
 
-async fn by_force(client: &mut Client, group: &str) -> v1::DestroyGroupResponse {
+async fn by_force(client: &Client, group: &str) -> v1::DestroyGroupResponse {
     let request = v1::DestroyGroupRequest {
         group: group.into(),
         force: true,
     };
-    client.destroy_group(request).await.unwrap().into_inner()
+    client.clone().destroy_group(request).await.unwrap().into_inner()
 }
 
 /// Creates `g` over all switches and destroys it by force while one is lost. Returns its McstID.
-async fn written_off(lab: &mut Lab, client: &mut Client) -> String {
+async fn written_off(lab: &mut Lab, client: &Client) -> String {
     let request = lab.given("g", &["h0", "h2"], 17);
-    let created = client.create_group(request).await.unwrap().into_inner();
-    let mut events = Events::of(client).await;
-    lab.switches.get_mut(LOST).unwrap().stop().await;
-    events.switch(LOST, false).await;
+    let created = client.create(request).await;
+    lab.lose(client, LOST).await;
     let answer = by_force(client, "g").await;
     assert!(!answer.complete && answer.pending_switches.is_empty());
     assert_eq!(answer.written_off_switches, [LOST]);
-    created.group.unwrap().mcst_id
+    created.mcst_id
 }
 
 /// Creates a group with this McstID between hosts that are not at the lost switch.
-async fn with_mcst_id(
-    client: &mut Client,
-    name: &str,
-    mcst_id: &str,
-) -> Result<v1::GroupState, tonic::Status> {
+async fn with_mcst_id(client: &Client, name: &str, mcst_id: &str) -> Result<(), tonic::Status> {
     let request = v1::CreateGroupRequest {
         mcst_id: Some(mcst_id.into()),
         ..creation(name, &["h0", "h1"])
     };
-    let answer = client.create_group(request).await?;
-    Ok(answer.into_inner().group.unwrap())
-}
-
-async fn of_lost_switch(client: &mut Client) -> v1::SwitchState {
-    let listed = client.list_switches(v1::ListSwitchesRequest {}).await.unwrap();
-    let mut switches = listed.into_inner().switches.into_iter();
-    switches.find(|s| s.name == LOST).unwrap()
+    client.clone().create_group(request).await.map(drop)
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_name_is_free_at_once_and_the_mcst_id_when_the_switch_has_returned() {
-    let mut lab = Lab::two_tiers().await;
-    let (controller, mut client) = lab.start().await;
-    let mcst_id = written_off(&mut lab, &mut client).await;
-    let request = v1::GetGroupRequest { group: "g".into() };
-    assert_eq!(
-        client.get_group(request).await.unwrap_err().code(),
-        Code::NotFound
-    );
+    let (mut lab, controller, client) = two_tiers().await;
+    let mcst_id = written_off(&mut lab, &client).await;
+    refused(client.try_get("g").await, Code::NotFound, "");
     assert_eq!(lab.placed(), ["leaf1 g.1"]);
 
-    let created = client.create_group(creation("g", &["h0", "h1"])).await.unwrap();
-    assert_ne!(created.into_inner().group.unwrap().mcst_id, mcst_id);
-    let refused = with_mcst_id(&mut client, "x", &mcst_id).await.unwrap_err();
-    assert_eq!(refused.code(), Code::AlreadyExists);
-    assert!(
-        refused.message().contains("switch leaf1 may still have it"),
-        "{refused}"
-    );
+    let created = client.create(creation("g", &["h0", "h1"])).await;
+    assert_ne!(created.mcst_id, mcst_id);
+    let taken = with_mcst_id(&client, "x", &mcst_id).await;
+    let says = "switch leaf1 may still have it";
+    refused(taken, Code::AlreadyExists, says);
 
     // That survives the controller.
     controller.stop().await;
-    let (_controller, mut client) = lab.start().await;
-    with_mcst_id(&mut client, "x", &mcst_id).await.unwrap_err();
-    assert_eq!(of_lost_switch(&mut client).await.written_off, ["g"]);
+    let (_controller, client) = lab.start().await;
+    with_mcst_id(&client, "x", &mcst_id).await.unwrap_err();
+    let mut switches = client.switches().await.into_iter();
+    let lost = switches.find(|s| s.name == LOST).unwrap();
+    assert_eq!(lost.written_off, ["g"]);
 
     let mut events = Events::of(&client).await;
     lab.switches.get_mut(LOST).unwrap().start().await;
@@ -85,7 +66,7 @@ async fn the_name_is_free_at_once_and_the_mcst_id_when_the_switch_has_returned()
     };
     events.until(is_clean).await;
     assert_eq!(lab.switch(LOST).changes(), ["+g.1", "-g.1"]);
-    with_mcst_id(&mut client, "x", &mcst_id).await.unwrap();
+    with_mcst_id(&client, "x", &mcst_id).await.unwrap();
 }
 
 /// The next free address is not that of the group, however few there are.
@@ -94,38 +75,30 @@ async fn the_mcst_id_is_not_handed_out() {
     let mut lab = Lab::two_tiers().await;
     lab.config.mcst_pool = "10.200.0.0/30".parse().unwrap();
     let (_controller, mut client) = lab.start().await;
-    let mcst_id = written_off(&mut lab, &mut client).await;
-    let other = client
-        .create_group(creation("other", &["h0", "h1"]))
-        .await
-        .unwrap();
-    assert_ne!(other.into_inner().group.unwrap().mcst_id, mcst_id);
+    let mcst_id = written_off(&mut lab, &client).await;
+    let other = client.create(creation("other", &["h0", "h1"])).await;
+    assert_ne!(other.mcst_id, mcst_id);
     let third = client.create_group(creation("third", &["h0", "h1"])).await;
-    assert_eq!(third.unwrap_err().code(), Code::ResourceExhausted);
+    refused(third, Code::ResourceExhausted, "");
 }
 
 /// A switch that is taken out of the configuration never returns.
 #[tokio::test(start_paused = true)]
 async fn without_the_switch_the_mcst_id_is_free() {
-    let mut lab = Lab::two_tiers().await;
-    let (controller, mut client) = lab.start().await;
-    let mcst_id = written_off(&mut lab, &mut client).await;
+    let (mut lab, controller, client) = two_tiers().await;
+    let mcst_id = written_off(&mut lab, &client).await;
     controller.stop().await;
     lab.config.switches.retain(|s| s.name != LOST);
     lab.config.topology = Some(Topology::leaf_spine(1, 1, 2).unwrap());
-    let (_controller, mut client) = lab.start().await;
-    with_mcst_id(&mut client, "x", &mcst_id).await.unwrap();
+    let (_controller, client) = lab.start().await;
+    with_mcst_id(&client, "x", &mcst_id).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn where_all_switches_are_reached_nothing_is_written_off() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
-    client
-        .create_group(lab.given("g", &["h0", "h2"], 17))
-        .await
-        .unwrap();
-    let answer = by_force(&mut client, "g").await;
+    let (lab, _controller, client) = two_tiers().await;
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
+    let answer = by_force(&client, "g").await;
     assert!(answer.complete && answer.written_off_switches.is_empty());
     assert!(lab.placed().is_empty());
 }

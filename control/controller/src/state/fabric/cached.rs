@@ -1,7 +1,7 @@
 //! What is derived from the facts, kept as long as it is true. A change of a switch or of a host that the file has is
 //! taken over into the topology; other changes make it anew when it is next needed.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem::replace;
 use std::net::Ipv4Addr;
 use std::ops::Deref;
@@ -34,6 +34,18 @@ struct Made {
     topology: Arc<Topology>,
     /// The places of the hosts that the file does not place: all else is as the file has it.
     places: Vec<(String, Place)>,
+}
+
+impl Made {
+    /// Whether a host that the file does not place is at a port of a switch which the topology has not, and is to have; or the other way
+    /// round. Its link is there only together with the port.
+    fn has_host_at_new_port(&self, switch: &str, ports: &BTreeMap<u8, [u8; 6]>) -> bool {
+        let has = self.topology.switch(switch);
+        let is_new =
+            |port: &u8| has.is_some_and(|has| has.ports.contains_key(port)) != ports.contains_key(port);
+        let mut places = self.places.iter().map(|(_, place)| place);
+        places.any(|place| matches!(place, Place::At { switch: at, port } if at == switch && is_new(port)))
+    }
 }
 
 impl Deref for Fabric {
@@ -107,7 +119,7 @@ impl Fabric {
             reach,
         );
         if up == matches!(before, Reach::Down(_)) {
-            self.patch(|_, topology| topology.set_switch_up(switch, up));
+            self.patch(|_, last| Arc::make_mut(&mut last.topology).set_switch_up(switch, up));
         }
         before
     }
@@ -139,7 +151,10 @@ impl Fabric {
         }
         if ports {
             let numbers: Vec<u8> = old.ports.keys().copied().collect();
-            self.patch(|facts, topology| facts.update_ports(topology, switch, numbers));
+            self.patch(|facts, last| {
+                !last.has_host_at_new_port(switch, &facts.ports_of(switch))
+                    && facts.update_ports(Arc::make_mut(&mut last.topology), switch, numbers)
+            });
         }
         before != Reach::Up || seen || ports
     }
@@ -161,21 +176,21 @@ impl Fabric {
         }
         // Known by other addresses, it may be elsewhere.
         self.doubt();
-        self.patch(|facts, topology| {
+        self.patch(|facts, last| {
             let (ip, mac) = facts.addresses(name);
-            topology.set_host_addresses(name, ip, mac)
+            Arc::make_mut(&mut last.topology).set_host_addresses(name, ip, mac)
         });
     }
 
     /// Changes the topology as the facts have changed. If `change` returns false, it is made anew when it is needed.
-    fn patch(&mut self, change: impl FnOnce(&Facts, &mut Topology) -> bool) {
+    fn patch(&mut self, change: impl FnOnce(&Facts, &mut Made) -> bool) {
         // What is made now is newer than what was.
         let before = self.before.take();
         let is_made = self.made.get().is_some();
         let Some(mut last) = self.made.take().or(before) else {
             return;
         };
-        if !change(&self.facts, Arc::make_mut(&mut last.topology)) {
+        if !change(&self.facts, &mut last) {
             return;
         }
         match is_made {
@@ -473,6 +488,35 @@ mod tests {
     }
 
     /// One host could have it made anew all the time.
+    /// The first report of the port came after that of the host, and the host had no link.
+    #[test]
+    fn a_host_at_a_port_that_appears_is_linked() {
+        let mut fabric = Fabric::new(Facts::new(Topology::leaf_spine(2, 1, 2).ok(), [], []));
+        let seen = NeighbourReport {
+            port: 3,
+            age_ns: 0,
+            who: Who::Host {
+                ip: [10, 9, 0, 4].into(),
+                mac: [2, 9, 0, 0, 0, 4],
+            },
+        };
+        let port = PortReport {
+            name: "p3".into(),
+            mac: [2, 7, 0, 0, 0, 3],
+            mtu: 1500,
+            up: true,
+        };
+        let report = |ports: &[PortReport]| SwitchReport {
+            ports: ports.iter().map(|port| (3, port.clone())).collect(),
+            neighbours: vec![seen.clone()],
+        };
+        apply(&mut fabric, Change::Host(4, Some(4)));
+        for (ports, is_linked) in [(&[][..], false), (&[port][..], true), (&[], false)] {
+            fabric.report("leaf1", report(ports));
+            assert_eq!(fabric.topology().attachment("h4").is_some(), is_linked);
+        }
+    }
+
     #[test]
     fn arp_of_hosts_that_nobody_knows_makes_no_topology() {
         let record = |n: u8| HostRecord {

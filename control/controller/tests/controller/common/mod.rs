@@ -1,6 +1,7 @@
 //! Toy switches that keep the agent's contract (`agent.proto`) without a data plane, and a controller over them.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+mod calls;
 pub(crate) mod etcd;
 mod events;
 pub(crate) mod ranks;
@@ -33,6 +34,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+pub(crate) use calls::{Call, Calls, group_until, join_all, phases, reaches, refused, refused_field};
 pub(crate) use events::Events;
 
 pub(crate) use castnet_sim_control::controllers::Client;
@@ -119,6 +121,7 @@ impl ToyAgent {
     }
 }
 
+type Answer<T> = Result<Response<T>, Status>;
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -126,7 +129,7 @@ impl Agent for ToyAgent {
     async fn get_capabilities(
         &self,
         request: Request<v1::GetCapabilitiesRequest>,
-    ) -> Result<Response<v1::Capabilities>, Status> {
+    ) -> Answer<v1::Capabilities> {
         let mut toy = self.toy.lock();
         toy.check(&request)?;
         let mut said = toy.capabilities.clone();
@@ -145,7 +148,7 @@ impl Agent for ToyAgent {
     async fn install_group(
         &self,
         request: Request<v1::InstallGroupRequest>,
-    ) -> Result<Response<v1::InstallGroupResponse>, Status> {
+    ) -> Answer<v1::InstallGroupResponse> {
         let gate = self.toy.lock().gate.clone();
         pass(gate).await;
         self.toy.lock().check(&request)?;
@@ -199,7 +202,7 @@ impl Agent for ToyAgent {
     async fn install_groups(
         &self,
         request: Request<v1::InstallGroupsRequest>,
-    ) -> Result<Response<v1::InstallGroupsResponse>, Status> {
+    ) -> Answer<v1::InstallGroupsResponse> {
         self.toy.lock().check(&request)?;
         let v1::InstallGroupsRequest { rules, owner, .. } = request.into_inner();
         self.toy.lock().calls.push(rules.len());
@@ -217,7 +220,7 @@ impl Agent for ToyAgent {
     async fn remove_group(
         &self,
         request: Request<v1::RemoveGroupRequest>,
-    ) -> Result<Response<v1::RemoveGroupResponse>, Status> {
+    ) -> Answer<v1::RemoveGroupResponse> {
         self.toy.lock().check(&request)?;
         let v1::RemoveGroupRequest {
             mcst_id,
@@ -244,10 +247,7 @@ impl Agent for ToyAgent {
         Ok(Response::new(v1::RemoveGroupResponse { removed: true }))
     }
 
-    async fn list_groups(
-        &self,
-        _: Request<v1::ListGroupsRequest>,
-    ) -> Result<Response<v1::ListGroupsResponse>, Status> {
+    async fn list_groups(&self, _: Request<v1::ListGroupsRequest>) -> Answer<v1::ListGroupsResponse> {
         let toy = self.toy.lock();
         let installed = |(rule, owner): &(v1::GroupRule, String)| v1::InstalledGroup {
             rule: Some(rule.clone()),
@@ -260,10 +260,7 @@ impl Agent for ToyAgent {
         }))
     }
 
-    async fn list_ports(
-        &self,
-        _: Request<v1::ListPortsRequest>,
-    ) -> Result<Response<v1::ListPortsResponse>, Status> {
+    async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Answer<v1::ListPortsResponse> {
         Ok(Response::new(v1::ListPortsResponse {
             ports: self.toy.lock().ports.clone(),
         }))
@@ -272,7 +269,7 @@ impl Agent for ToyAgent {
     async fn list_neighbours(
         &self,
         _: Request<v1::ListNeighboursRequest>,
-    ) -> Result<Response<v1::ListNeighboursResponse>, Status> {
+    ) -> Answer<v1::ListNeighboursResponse> {
         let toy = self.toy.lock();
         let (neighbours, boot_id) = (toy.neighbours.clone(), toy.boot_id);
         Ok(Response::new(v1::ListNeighboursResponse { neighbours, boot_id }))
@@ -280,10 +277,7 @@ impl Agent for ToyAgent {
 
     type WatchEventsStream = BoxStream<v1::AgentEvent>;
 
-    async fn watch_events(
-        &self,
-        _: Request<v1::WatchAgentEventsRequest>,
-    ) -> Result<Response<Self::WatchEventsStream>, Status> {
+    async fn watch_events(&self, _: Request<v1::WatchAgentEventsRequest>) -> Answer<Self::WatchEventsStream> {
         let (to, from) = mpsc::channel(8);
         let mut events = self.events.subscribe();
         let hello = v1::agent_event::Event::Hello(v1::Hello {
@@ -309,32 +303,23 @@ impl Agent for ToyAgent {
     type TraceStream = BoxStream<v1::FrameTrace>;
     type CaptureStream = BoxStream<v1::CapturedFrame>;
 
-    async fn set_routes(
-        &self,
-        _: Request<v1::SetRoutesRequest>,
-    ) -> Result<Response<v1::SetRoutesResponse>, Status> {
+    async fn set_routes(&self, _: Request<v1::SetRoutesRequest>) -> Answer<v1::SetRoutesResponse> {
         Err(Status::unimplemented(""))
     }
 
-    async fn add_route(
-        &self,
-        _: Request<v1::AddRouteRequest>,
-    ) -> Result<Response<v1::AddRouteResponse>, Status> {
+    async fn add_route(&self, _: Request<v1::AddRouteRequest>) -> Answer<v1::AddRouteResponse> {
         Err(Status::unimplemented(""))
     }
 
     async fn remove_route(
         &self,
         request: Request<v1::RemoveRouteRequest>,
-    ) -> Result<Response<v1::RemoveRouteResponse>, Status> {
+    ) -> Answer<v1::RemoveRouteResponse> {
         let removed = self.toy.lock().routes.remove(&request.get_ref().prefix).is_some();
         Ok(Response::new(v1::RemoveRouteResponse { removed }))
     }
 
-    async fn list_routes(
-        &self,
-        _: Request<v1::ListRoutesRequest>,
-    ) -> Result<Response<v1::ListRoutesResponse>, Status> {
+    async fn list_routes(&self, _: Request<v1::ListRoutesRequest>) -> Answer<v1::ListRoutesResponse> {
         let routes = self.toy.lock().routes.values().cloned().collect();
         Ok(Response::new(v1::ListRoutesResponse { routes }))
     }
@@ -342,7 +327,7 @@ impl Agent for ToyAgent {
     async fn set_multicast_routes(
         &self,
         request: Request<v1::SetMulticastRoutesRequest>,
-    ) -> Result<Response<v1::SetMulticastRoutesResponse>, Status> {
+    ) -> Answer<v1::SetMulticastRoutesResponse> {
         let mut toy = self.toy.lock();
         toy.check(&request)?;
         if let Some(status) = toy.refuse_routes.clone() {
@@ -373,7 +358,7 @@ impl Agent for ToyAgent {
     async fn set_source_guard(
         &self,
         request: Request<v1::SetSourceGuardRequest>,
-    ) -> Result<Response<v1::SetSourceGuardResponse>, Status> {
+    ) -> Answer<v1::SetSourceGuardResponse> {
         let gate = self.toy.lock().guard_gate.clone();
         pass(gate).await;
         let mut toy = self.toy.lock();
@@ -382,46 +367,31 @@ impl Agent for ToyAgent {
         Ok(Response::new(v1::SetSourceGuardResponse::default()))
     }
 
-    async fn get_counters(
-        &self,
-        _: Request<v1::GetCountersRequest>,
-    ) -> Result<Response<v1::Counters>, Status> {
+    async fn get_counters(&self, _: Request<v1::GetCountersRequest>) -> Answer<v1::Counters> {
         Err(Status::unimplemented(""))
     }
 
-    async fn get_drops(
-        &self,
-        _: Request<v1::GetDropsRequest>,
-    ) -> Result<Response<v1::GetDropsResponse>, Status> {
+    async fn get_drops(&self, _: Request<v1::GetDropsRequest>) -> Answer<v1::GetDropsResponse> {
         Err(Status::unimplemented(""))
     }
 
-    async fn list_fdb(
-        &self,
-        _: Request<v1::ListFdbRequest>,
-    ) -> Result<Response<v1::ListFdbResponse>, Status> {
+    async fn list_fdb(&self, _: Request<v1::ListFdbRequest>) -> Answer<v1::ListFdbResponse> {
         Err(Status::unimplemented(""))
     }
 
-    async fn trace(&self, _: Request<v1::TraceRequest>) -> Result<Response<Self::TraceStream>, Status> {
+    async fn trace(&self, _: Request<v1::TraceRequest>) -> Answer<Self::TraceStream> {
         Err(Status::unimplemented(""))
     }
 
-    async fn capture(&self, _: Request<v1::CaptureRequest>) -> Result<Response<Self::CaptureStream>, Status> {
+    async fn capture(&self, _: Request<v1::CaptureRequest>) -> Answer<Self::CaptureStream> {
         Err(Status::unimplemented(""))
     }
 
-    async fn move_group(
-        &self,
-        _: Request<v1::MoveGroupRequest>,
-    ) -> Result<Response<v1::MoveGroupResponse>, Status> {
+    async fn move_group(&self, _: Request<v1::MoveGroupRequest>) -> Answer<v1::MoveGroupResponse> {
         Err(Status::unimplemented(""))
     }
 
-    async fn get_runtime_stats(
-        &self,
-        _: Request<v1::GetRuntimeStatsRequest>,
-    ) -> Result<Response<v1::RuntimeStats>, Status> {
+    async fn get_runtime_stats(&self, _: Request<v1::GetRuntimeStatsRequest>) -> Answer<v1::RuntimeStats> {
         Err(Status::unimplemented(""))
     }
 }
@@ -614,6 +584,36 @@ impl Lab {
         &self.switches[name]
     }
 
+    /// The rules of a switch, by McstID.
+    pub(crate) fn rules(&self, switch: &str) -> Vec<v1::GroupRule> {
+        self.switch(switch)
+            .with(|toy| toy.groups.values().map(|(rule, _)| rule.clone()).collect())
+    }
+
+    /// The first rule of a switch.
+    pub(crate) fn rule(&self, switch: &str) -> v1::GroupRule {
+        let mut rules = self.rules(switch).into_iter();
+        rules.next().unwrap_or_else(|| panic!("{switch} has no rule"))
+    }
+
+    pub(crate) fn refuses(&self, switch: &str, why: Option<Status>) {
+        self.switch(switch).with(|toy| toy.refuse = why);
+    }
+
+    /// Stops the agent of a switch. Returns when the controller knows.
+    pub(crate) async fn lose(&mut self, client: &Client, switch: &str) {
+        let mut events = Events::of(client).await;
+        self.switches.get_mut(switch).unwrap().stop().await;
+        events.switch(switch, false).await;
+    }
+
+    /// Each switch has done this, and nothing else.
+    pub(crate) fn all_did(&self, changes: &[&str], why: &str) {
+        for (name, switch) in &self.switches {
+            assert_eq!(switch.changes(), changes, "{name} {why}");
+        }
+    }
+
     /// The groups of each switch that has any.
     pub(crate) fn placed(&self) -> Vec<String> {
         let all = self.switches.iter();
@@ -639,6 +639,14 @@ impl Lab {
             host: host.into(),
             connection,
             ..Default::default()
+        }
+    }
+
+    /// With a lease that does not end here.
+    pub(crate) fn leased(&self, group: &str, host: &str, qpn: u32) -> v1::JoinGroupRequest {
+        v1::JoinGroupRequest {
+            lease_ms: Some(600_000),
+            ..self.joining(group, host, qpn)
         }
     }
 
@@ -672,6 +680,13 @@ fn somewhere(mut config: Config) -> Config {
         config.listen = Address::Unix(format!("controller{number}").into());
     }
     config
+}
+
+/// A controller over [`Lab::two_tiers`].
+pub(crate) async fn two_tiers() -> (Lab, Controller, Client) {
+    let lab = Lab::two_tiers().await;
+    let (controller, client) = lab.start().await;
+    (lab, controller, client)
 }
 
 pub(crate) async fn start(config: Config) -> (Controller, Client) {
@@ -718,23 +733,20 @@ pub(crate) fn phase(state: &v1::GroupState) -> v1::GroupPhase {
     state.phase()
 }
 
+/// What does not come about is a failure.
+pub(crate) async fn in_time<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, what).await.expect("in time")
+}
+
 /// The next message of a stream, which must come.
 pub(crate) async fn next<T>(stream: &mut Streaming<T>) -> T {
-    tokio::time::timeout(PATIENCE, stream.message())
-        .await
-        .expect("in time")
-        .unwrap()
-        .expect("a message")
+    in_time(stream.message()).await.unwrap().expect("a message")
 }
 
 /// The last message of a stream that ends.
 pub(crate) async fn last<T>(stream: &mut Streaming<T>) -> T {
     let mut last = next(stream).await;
-    while let Some(message) = tokio::time::timeout(PATIENCE, stream.message())
-        .await
-        .expect("in time")
-        .unwrap()
-    {
+    while let Some(message) = in_time(stream.message()).await.unwrap() {
         last = message;
     }
     last
@@ -755,26 +767,4 @@ pub(crate) async fn until(what: &str, mut is: impl FnMut() -> bool) {
     tokio::time::timeout(PATIENCE, waited)
         .await
         .unwrap_or_else(|_| panic!("{what}"));
-}
-
-/// Waits until a group is in a phase, now or later.
-pub(crate) async fn reaches(client: &Client, name: &str, phase: v1::GroupPhase) -> v1::Group {
-    let mut events = Events::of(client).await;
-    loop {
-        let group = client
-            .clone()
-            .get_group(v1::GetGroupRequest { group: name.into() })
-            .await
-            .unwrap()
-            .into_inner();
-        if group.state.as_ref().unwrap().phase() == phase {
-            // What follows at once is done, too.
-            moment().await;
-            return group;
-        }
-        let changed = |event: &v1::controller_event::Event| {
-            matches!(event, v1::controller_event::Event::Group(g) if g.name == name).then_some(())
-        };
-        events.until(changed).await;
-    }
 }

@@ -4,7 +4,7 @@ use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase;
 use tonic::Streaming;
 
-use super::{Client, Events, Lab, moment, next};
+use super::{Calls, Client, Events, Lab, in_time, moment, next};
 
 /// A rank and the stream that is its lease.
 pub(crate) struct Rank {
@@ -28,13 +28,25 @@ impl Lab {
         }
     }
 
+    /// As [`Lab::ranks`], four ranks with requests that are changed so.
+    pub(crate) async fn ranks_with(
+        &self,
+        client: &Client,
+        job: &str,
+        qpn: u32,
+        change: impl Fn(&mut v1::InitGroupRequest),
+    ) -> Vec<Rank> {
+        let requests = (0..4).map(|rank| {
+            let mut request = self.rank(job, rank, 4, qpn);
+            change(&mut request);
+            request
+        });
+        Rank::join_all(client, requests).await
+    }
+
     /// All ranks of a job, one per host.
     pub(crate) async fn ranks(&self, client: &Client, job: &str, size: u32, qpn: u32) -> Vec<Rank> {
-        let mut ranks = Vec::new();
-        for rank in 0..size {
-            ranks.push(Rank::join(client, self.rank(job, rank, size, qpn)).await);
-        }
-        ranks
+        Rank::join_all(client, (0..size).map(|rank| self.rank(job, rank, size, qpn))).await
     }
 }
 
@@ -47,6 +59,17 @@ impl Rank {
             .unwrap()
             .into_inner();
         Self { request, stream }
+    }
+
+    pub(crate) async fn join_all(
+        client: &Client,
+        requests: impl IntoIterator<Item = v1::InitGroupRequest>,
+    ) -> Vec<Self> {
+        let mut ranks = Vec::new();
+        for request in requests {
+            ranks.push(Self::join(client, request).await);
+        }
+        ranks
     }
 
     /// Waits for a phase.
@@ -63,10 +86,7 @@ impl Rank {
 
     /// Waits for the end of the stream after its last message.
     pub(crate) async fn ends(mut self) {
-        let end = tokio::time::timeout(super::PATIENCE, self.stream.message())
-            .await
-            .expect("in time")
-            .unwrap();
+        let end = in_time(self.stream.message()).await.unwrap();
         assert_eq!(end, None);
     }
 
@@ -92,21 +112,25 @@ pub(crate) async fn all(ranks: &mut [Rank], phase: CollectivePhase) -> Vec<v1::C
     seen
 }
 
-/// All join again, and wait until they are active.
-pub(crate) async fn all_again(ranks: Vec<Rank>, client: &Client, generation: u64) -> Vec<Rank> {
+/// All join again.
+pub(crate) async fn join_again(ranks: Vec<Rank>, client: &Client, generation: u64) -> Vec<Rank> {
     let mut joined = Vec::new();
     for rank in ranks {
         joined.push(rank.again(client, generation).await);
     }
+    joined
+}
+
+/// All join again, and wait until they are active.
+pub(crate) async fn all_again(ranks: Vec<Rank>, client: &Client, generation: u64) -> Vec<Rank> {
+    let mut joined = join_again(ranks, client, generation).await;
     all(&mut joined, CollectivePhase::Active).await;
     joined
 }
 
 /// A collective group as an operator sees it.
 pub(crate) async fn shown(client: &Client, name: &str) -> Option<v1::Collective> {
-    let request = v1::GetGroupRequest { group: name.into() };
-    let group = client.clone().get_group(request).await.ok()?;
-    group.into_inner().collective
+    client.try_get(name).await.ok()?.collective
 }
 
 /// Waits until a collective group is as wanted, now or later.
