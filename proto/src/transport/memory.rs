@@ -63,7 +63,9 @@ pub(crate) fn draw() -> Option<u64> {
     let network = network().ok()?;
     let mut drawn = network.drawn.lock();
     // An LCG with all of 2^64 as its period (Knuth), of which the high bits are the better ones.
-    let next = (*drawn)?.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    let next = (*drawn)?
+        .wrapping_mul(6_364_136_223_846_793_005)
+        .wrapping_add(1_442_695_040_888_963_407);
     *drawn = Some(next);
     Some(next ^ (next >> 32))
 }

@@ -15,8 +15,8 @@ use prost::Message;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::service::Routes;
 use tonic::metadata::MetadataMap;
+use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
 use api::compare::{CompareTarget, TargetUnion};
@@ -184,7 +184,9 @@ impl History {
 
 impl std::fmt::Debug for EtcdModel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EtcdModel").field("members", &self.members.len()).finish_non_exhaustive()
+        f.debug_struct("EtcdModel")
+            .field("members", &self.members.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -498,7 +500,9 @@ impl State {
 
     /// From the end of an election on, if there is one.
     fn extend_leases(&mut self) {
-        let from = self.elected.map_or_else(Instant::now, |at| at.max(Instant::now()));
+        let from = self
+            .elected
+            .map_or_else(Instant::now, |at| at.max(Instant::now()));
         for lease in self.leases.values_mut() {
             lease.ends = from + lease.ttl;
         }
@@ -574,7 +578,8 @@ impl Lease for Service {
         request: Request<api::LeaseGrantRequest>,
     ) -> Result<Response<api::LeaseGrantResponse>, Status> {
         let (metadata, _, request) = request.into_parts();
-        self.perform(&metadata, move |state| Ok(state.grant(request.ttl))).await
+        self.perform(&metadata, move |state| Ok(state.grant(request.ttl)))
+            .await
     }
 
     async fn lease_revoke(
@@ -582,7 +587,8 @@ impl Lease for Service {
         request: Request<api::LeaseRevokeRequest>,
     ) -> Result<Response<api::LeaseRevokeResponse>, Status> {
         let (metadata, _, request) = request.into_parts();
-        self.perform(&metadata, move |state| state.revoke(request.id)).await
+        self.perform(&metadata, move |state| state.revoke(request.id))
+            .await
     }
 
     type LeaseKeepAliveStream = ReceiverStream<Result<api::LeaseKeepAliveResponse, Status>>;

@@ -72,15 +72,14 @@ impl Stream {
         let receivers = names.filter(|name| **name != group.source);
         let mut ends = Vec::new();
         for host in std::iter::once(&group.source).chain(receivers) {
-            let mac = frames.first_hop_mac(host).ok_or_else(|| format!("{host} has no link"))?;
+            let mac = frames
+                .first_hop_mac(host)
+                .ok_or_else(|| format!("{host} has no link"))?;
             let config = QpConfig {
                 sq_psn: psn,
                 rq_psn: psn,
                 pmtu,
-                limits: QueueLimits {
-                    send: 4,
-                    receive: 4,
-                },
+                limits: QueueLimits { send: 4, receive: 4 },
                 ..QpConfig::new(qpn, remote, mac, Qpn::VIRTUAL)
             };
             let opened = frames.with_endpoint(host, |endpoint, _| {

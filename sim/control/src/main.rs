@@ -27,7 +27,12 @@ struct Options {
 
 fn main() -> ExitCode {
     match options() {
-        Ok(Options { from, steps, one: true, .. }) => show(from, &Scenario { seed: from, steps }.run()),
+        Ok(Options {
+            from,
+            steps,
+            one: true,
+            ..
+        }) => show(from, &Scenario { seed: from, steps }.run()),
         Ok(options) => run(&options),
         Err(ControlFlow::Break(())) => {
             println!("{USAGE}");
@@ -84,7 +89,15 @@ fn show(seed: u64, Outcome { log, violation }: &Outcome) -> ExitCode {
     }
 }
 
-fn run(&Options { from, seeds, steps, threads, .. }: &Options) -> ExitCode {
+fn run(
+    &Options {
+        from,
+        seeds,
+        steps,
+        threads,
+        ..
+    }: &Options,
+) -> ExitCode {
     let (next, failed, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let began = Instant::now();
     // Of each thread: when it began, in milliseconds since the first one.
@@ -131,7 +144,10 @@ fn run(&Options { from, seeds, steps, threads, .. }: &Options) -> ExitCode {
         }
     });
     let failed = failed.into_inner();
-    println!("{seeds} scenarios from seed {from}, {failed} failed, {:.1?}", began.elapsed());
+    println!(
+        "{seeds} scenarios from seed {from}, {failed} failed, {:.1?}",
+        began.elapsed()
+    );
     println!("one of them with its log: castnet-sim-control --seed {from} --steps {steps}");
     ExitCode::from(u8::from(failed > 0))
 }

@@ -195,7 +195,9 @@ async fn watch(address: Address, stored: Stored, log: Log) {
         if let Some(events) = events {
             let mut events = events.into_inner();
             while let Ok(Some(event)) = events.message().await {
-                let Some(Event::Group(group)) = event.event else { continue };
+                let Some(Event::Group(group)) = event.event else {
+                    continue;
+                };
                 if !stored(&group.name) {
                     let name = &group.name;
                     log.violation(format_args!("S5: {address} tells of {name}, which is not stored"));
@@ -414,7 +416,11 @@ impl World {
         match fault {
             0 | 1 => {
                 let all = self.candidates.addresses.len() as u64;
-                let n = if fault == 0 { leads } else { self.random.below(all) as usize };
+                let n = if fault == 0 {
+                    leads
+                } else {
+                    self.random.below(all) as usize
+                };
                 self.log.line(format_args!("c{n} is killed and starts again"));
                 self.candidates.restart(n).await;
             }
@@ -485,7 +491,11 @@ impl World {
         let random = &mut self.random;
         let nodes = self.candidates.net.nodes();
         let (any, other) = (random.one(&nodes).clone(), random.one(&nodes).clone());
-        let node = if random.below(2) == 0 { format!("c{leads}") } else { any };
+        let node = if random.below(2) == 0 {
+            format!("c{leads}")
+        } else {
+            any
+        };
         let ways = [[true, true], [true, false], [false, true]];
         let fault = match random.below(4) {
             3 => Fault::Cut,
@@ -550,7 +560,9 @@ impl World {
                     sleep(LOOK).await;
                 }
             });
-            let state = runs.await.map_err(|_| format!("{name} was confirmed, and does not run"))?;
+            let state = runs
+                .await
+                .map_err(|_| format!("{name} was confirmed, and does not run"))?;
             if !addresses.insert(state.mcst_id.clone()) {
                 return Err(format!("{name}: another group has {} too", state.mcst_id));
             }
@@ -581,7 +593,8 @@ impl World {
             .await?;
         self.log.check()?;
         let messages = self.messages()?;
-        self.log.line(format_args!("{ALWAYS} has carried {messages} messages"));
+        self.log
+            .line(format_args!("{ALWAYS} has carried {messages} messages"));
         self.ends(ALWAYS).await?;
         self.switches_have(<[String]>::is_empty).await
     }

@@ -116,7 +116,9 @@ impl Switch {
     pub(crate) fn groups(&self) -> Vec<String> {
         let state = self.service.state.lock();
         let rules = state.dataplane.rules.values();
-        rules.map(|rule| format!("{} {}", rule.mcst_id, rule.name)).collect()
+        rules
+            .map(|rule| format!("{} {}", rule.mcst_id, rule.name))
+            .collect()
     }
 
     /// The routes that are installed.
@@ -250,7 +252,10 @@ impl Agent for Service {
             owner,
             stop_at_refusal,
         } = request.get_ref();
-        let names: Vec<String> = rules.iter().map(|r| format!("+{}.{}", r.name, r.generation)).collect();
+        let names: Vec<String> = rules
+            .iter()
+            .map(|r| format!("+{}.{}", r.name, r.generation))
+            .collect();
         let read = |rule| rule_from_proto("rule", Some(rule)).map_err(Refusal::from);
         let read = rules.iter().map(read).collect();
         let results = self.change(&names.join(" "), &request, |core, pipeline, term| {

@@ -29,13 +29,17 @@ pub(crate) fn start(shared: &Arc<Shared>, limits: Limits, fabric: Vec<FabricPort
                 packet => packet.ok(),
             };
             let dataplane = &shared.dataplane;
-            while registrations.poll_timeout().is_some_and(|due| due <= dataplane.now()) {
+            while registrations
+                .poll_timeout()
+                .is_some_and(|due| due <= dataplane.now())
+            {
                 shared.handle(|core, pipeline| registrations.handle_timeout(dataplane.now(), core, pipeline));
             }
             if let Some(packet) = packet {
                 let handled = received(&packet).and_then(|received| {
-                    shared
-                        .handle(|core, pipeline| registrations.handle(dataplane.now(), received, core, pipeline))
+                    shared.handle(|core, pipeline| {
+                        registrations.handle(dataplane.now(), received, core, pipeline)
+                    })
                 });
                 if let Err(reason) = handled {
                     // A dataplane that has stopped counts nothing.

@@ -380,7 +380,8 @@ fn lacking(core: &Core, record: &Record, shortages: &[Shortage]) -> String {
         let max = said.map_or(0, |(said, _)| said.memory_bytes_max);
         let used = core.used(&short.switch, Some(&record.name)).memory;
         let share = core.share_left(record, &short.switch, max);
-        matches!(short.lack, Lack::Memory { .. }) && share.is_some_and(|share| share < max.saturating_sub(used))
+        matches!(short.lack, Lack::Memory { .. })
+            && share.is_some_and(|share| share < max.saturating_sub(used))
     };
     if shortages.iter().any(is_of_share) {
         let (host, percent) = (&record.owner, core.config.host_memory);

@@ -219,6 +219,7 @@ mod tests {
 
     use super::*;
     use crate::state::core::tests::{core, join};
+    use crate::state::kinds::Kind;
     use crate::state::record::Plan;
 
     /// A rank takes memory before it has a host.
@@ -246,7 +247,14 @@ mod tests {
     /// A job is spread over switches, and counts at each what it has there.
     #[test]
     fn a_host_without_a_tenant_has_a_part_of_the_memory_of_each_switch() {
-        let mut core = core(|config| config.listen = "https://127.0.0.1:0".parse().expect("an address"));
+        let mut core = core(|config| {
+            config.listen = "https://127.0.0.1:0".parse().expect("an address");
+            config.tenants = vec![Tenant {
+                name: "t".into(),
+                members: vec!["of-t".into()],
+                ..Tenant::default()
+            }];
+        });
         core.seat_rank(join("a", 0, 2, ""), "h0").map(drop).unwrap();
         let rule = GroupRule {
             name: "a".into(),
@@ -298,6 +306,20 @@ mod tests {
             ..own.clone()
         };
         assert_eq!(core.share_left(&of_tenant, "s", 1_000_000), None);
+        // An operator gives the host a tenant, and the group is planned again.
+        assert_eq!(left("a", "of-t", "s"), None);
+        // Whoever looks at a plan asks for what an operator would create.
+        let mut seen = own.clone();
+        if let Kind::Collective(group) = &mut seen.kind {
+            group.by_call = false;
+        }
+        assert_eq!(core.share_left(&seen, "s", 1_000_000), None);
+        core.config = Config {
+            host_memory: 100,
+            ..(*core.config).clone()
+        }
+        .into();
+        assert_eq!(core.share_left(&own, "t", 1_000_099), Some(1_000_099));
     }
 
     #[test]

@@ -54,7 +54,9 @@ async fn what_is_asked_for_meanwhile_goes_out_together() {
         gate.add_permits(100);
     });
     first.await.unwrap().unwrap();
-    let refusals = created.into_iter().filter_map(|(name, result)| Some((name, result.err()?.code())));
+    let refusals = created
+        .into_iter()
+        .filter_map(|(name, result)| Some((name, result.err()?.code())));
     let refusals: Vec<(String, Code)> = refusals.collect();
     assert_eq!(refusals, [("g007".to_owned(), Code::ResourceExhausted)]);
     assert_eq!(lab.switch("leaf0").with(|t| t.calls.clone()), [1, 20]);

@@ -10,10 +10,10 @@ use tokio::time::{sleep, timeout};
 use tonic::Code;
 
 use crate::common::etcd::{Cluster, POLL};
-use castnet_sim_control::random::Random;
-use castnet_sim_control::net::{Fault, Net};
 use crate::common::{Calls, Client, Lab, PATIENCE, Switch, destruction};
 use crate::failover::{Processes, exists};
+use castnet_sim_control::net::{Fault, Net};
+use castnet_sim_control::random::Random;
 
 /// Longest duration of a fault of the network or of etcd, in milliseconds: another controller leads before it ends.
 const FAULT_MS_MAX: u64 = 4000;

@@ -7,9 +7,7 @@ use castnet_proto::v1::MemberLoss;
 use castnet_proto::v1::MemberPhase::{Expected, Joined};
 use tonic::Status;
 
-use crate::common::{
-    Call, Calls, Client, Events, Lab, PATIENCE, creation, next, phases, reaches, two_tiers,
-};
+use crate::common::{Call, Calls, Client, Events, Lab, PATIENCE, creation, next, phases, reaches, two_tiers};
 
 const HOSTS: [&str; 4] = ["h0", "h1", "h2", "h3"];
 

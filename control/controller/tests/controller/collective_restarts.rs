@@ -1,13 +1,13 @@
 //! Controllers that are killed while ranks are in: what is stored says who was in, and their leases run from then on.
 
-use castnet_sim_control::controllers::Candidates;
-use castnet_sim_control::etcd::EtcdModel;
 use crate::common::ranks::{Rank, all, becomes, shown, vanishes};
 use crate::common::{Calls, Client, Lab, start, two_tiers};
 use crate::restarts::stands_still_at;
 use castnet_controller::Checkpoint;
 use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase::{Active, Failed, Waiting};
+use castnet_sim_control::controllers::Candidates;
+use castnet_sim_control::etcd::EtcdModel;
 
 /// They call with the same connections.
 async fn come_back(ranks: Vec<Rank>, client: &Client) -> Vec<Rank> {

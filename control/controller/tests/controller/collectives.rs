@@ -88,12 +88,14 @@ async fn a_rank_of_many_learns_of_the_others_together_and_of_the_end_at_once() {
     let (lab, _controller, client) = two_tiers().await;
     let began = tokio::time::Instant::now();
     let mut first = Rank::join(&client, lab.rank("job", 0, 1024, 17)).await;
-    for _ in 0..4 {
-        for rank in 1..4 {
+    let mut stay = Vec::new();
+    for round in 1..4 {
+        for rank in round..4 {
             let request = lab.rank("job", rank, 1024, 17);
             let _joined = Rank::join(&client, request).await;
             assert!(client.leave_rank("job", rank).await);
         }
+        stay.push(Rank::join(&client, lab.rank("job", round, 1024, 17)).await);
         tokio::time::sleep(Duration::from_millis(1100)).await;
     }
     client.destroy("job").await;

@@ -5,8 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use castnet_sim_control::random::Random;
-use castnet_sim_control::store::FaultyStore;
 use crate::collective_failures::failed;
 use crate::common::ranks::all;
 use crate::common::{
@@ -18,6 +16,8 @@ use castnet_controller::store::memory::MemoryStore;
 use castnet_controller::store::redb::RedbStore;
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
+use castnet_sim_control::random::Random;
+use castnet_sim_control::store::FaultyStore;
 use tokio::sync::mpsc;
 use tonic::{Code, Status};
 

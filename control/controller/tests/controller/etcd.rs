@@ -10,11 +10,11 @@ use castnet_proto::transport::{Address, Security};
 use tokio::time::sleep;
 
 use crate::common::etcd::{Cluster, Etcd, POLL, campaign, store};
-use castnet_sim_control::etcd::EtcdModel;
-use castnet_sim_control::net::{Fault, Net};
 use crate::common::tls::Authority;
 use crate::common::{Lab, serving};
 use crate::store::{key, put, record, whole_or_not_at_all};
+use castnet_sim_control::etcd::EtcdModel;
+use castnet_sim_control::net::{Fault, Net};
 
 #[tokio::test(start_paused = true)]
 async fn it_keeps_the_contract_on_the_model() {
@@ -124,7 +124,9 @@ async fn nothing_is_written_without_the_lead(etcd: &impl Etcd) {
         let refused = old.commit(batch).await.unwrap_err();
         assert!(matches!(refused, StoreError::NotLeading { .. }), "{refused}");
         assert_eq!(new.load().await.unwrap(), before);
-        new.commit([put(0, &record(&format!("new{count}")))].into()).await.unwrap();
+        new.commit([put(0, &record(&format!("new{count}")))].into())
+            .await
+            .unwrap();
     }
 }
 
@@ -162,6 +164,23 @@ async fn the_lead_outlives_a_member_that_falls_silent() {
         sleep(config.lead_ttl).await;
         store.commit([put(1, &record(name))].into()).await.unwrap();
     }
+}
+
+/// It gave back what was there before the large batch, which had been confirmed.
+#[tokio::test(start_paused = true)]
+async fn a_write_after_a_large_batch_takes_back_itself_alone() {
+    let etcd = EtcdModel::start(1).await;
+    let store = store(&etcd.config()).await;
+    store.commit(many(300, 0, 1)).await.unwrap();
+    let before = store.load().await.unwrap();
+    store.commit([put(0, &record("a"))].into()).await.unwrap();
+    store.commit(many(300, 1, 1)).await.unwrap();
+    // It is written, and nobody says so.
+    etcd.lose_answer(0);
+    store.commit(many(1, 2, 1)).await.unwrap_err();
+    let found = loaded(&store).await;
+    assert_eq!(found.len(), before.len() + 1);
+    assert!((0..300).all(|n| found[&host(n)].version == 2));
 }
 
 /// What the store has when etcd answers again.

@@ -6,12 +6,12 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use crate::common::etcd::{Cluster, Etcd, POLL};
-use castnet_sim_control::etcd::{EtcdModel, api};
 use api::compare::{CompareTarget, TargetUnion};
 use api::kv_client::KvClient;
 use api::lease_client::LeaseClient;
 use api::request_op::Request as Op;
 use api::response_op::Response as OpResult;
+use castnet_sim_control::etcd::{EtcdModel, api};
 
 #[tokio::test(start_paused = true)]
 async fn the_model_answers_as_etcd() {

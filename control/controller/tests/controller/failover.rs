@@ -12,10 +12,10 @@ use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::Active;
 use tonic::Code;
 
-use castnet_sim_control::controllers::leader;
 use crate::common::etcd::{Cluster, Etcd};
-use castnet_sim_control::net::Net;
 use crate::common::{Calls, Client, Lab, reaches};
+use castnet_sim_control::controllers::leader;
+use castnet_sim_control::net::Net;
 
 fn address(folder: &Path, n: usize) -> Address {
     Address::Unix(folder.join(format!("controller{n}.sock")))
@@ -76,7 +76,8 @@ impl<'l> Processes<'l> {
     pub(crate) fn start_over(net: &mut Net, lab: &'l Lab, cluster: &Cluster, count: usize) -> Self {
         let etcd = cluster.config().members;
         let way = |n: usize| {
-            let (folder, members) = net.surround(&format!("c{n}"), lab.folder.path(), &lab.config.switches, &etcd);
+            let (folder, members) =
+                net.surround(&format!("c{n}"), lab.folder.path(), &lab.config.switches, &etcd);
             (folder, text(&members))
         };
         Self::run(lab, (0..count).map(way).collect(), DEFAULT_LEAD_TTL)

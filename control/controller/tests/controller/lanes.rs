@@ -50,10 +50,13 @@ async fn every_switch_gets_every_lane_and_destruction_leaves_none() {
     assert_eq!(*lab.journal.lock(), order);
     // Each lane has its own queue pairs and address, and nothing else of its own.
     for (qpn, rule) in (17u32..).zip(lab.rules("leaf1")) {
-        let hosts = rule.endpoints.iter().filter_map(|endpoint| match endpoint.next_hop.as_ref()? {
-            v1::endpoint::NextHop::Host(host) => Some(host.qpn),
-            v1::endpoint::NextHop::Switch(_) => None,
-        });
+        let hosts = rule
+            .endpoints
+            .iter()
+            .filter_map(|endpoint| match endpoint.next_hop.as_ref()? {
+                v1::endpoint::NextHop::Host(host) => Some(host.qpn),
+                v1::endpoint::NextHop::Switch(_) => None,
+            });
         assert_eq!(hosts.collect::<Vec<u32>>(), [qpn; 2]);
         let start_psn = rule.multicast().unwrap().start_psn;
         assert_eq!((start_psn, rule.pmtu), (Some(100), 1024));

@@ -7,8 +7,8 @@ use castnet_proto::v1::{MemberLoss, MemberPhase};
 use tonic::{Code, Status};
 
 use crate::common::{
-    Call, Calls, Client, Events, Lab, creation, group_until, join_all, moment, next, phases, reaches, refused,
-    two_tiers,
+    Call, Calls, Client, Events, Lab, creation, group_until, join_all, moment, next, phases, reaches,
+    refused, two_tiers,
 };
 
 const HOSTS: [&str; 4] = ["h0", "h1", "h2", "h3"];

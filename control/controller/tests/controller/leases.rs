@@ -8,8 +8,8 @@ use tonic::Code;
 
 use crate::common::ranks::{Rank, all};
 use crate::common::{
-    Call, Calls, Client, Events, Lab, creation, group_until, join_all, moment, next, phases, reaches, refused,
-    two_tiers,
+    Call, Calls, Client, Events, Lab, creation, group_until, join_all, moment, next, phases, reaches,
+    refused, two_tiers,
 };
 
 /// A lease that does not end here.

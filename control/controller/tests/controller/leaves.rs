@@ -348,7 +348,10 @@ async fn a_group_whose_members_all_send_ends_with_any_of_them() {
             state.any_source() == v1::AnySource::Synchronized
                 && state.members.iter().all(|m| m.role() == v1::Role::Member)
         );
-        for rule in ["leaf0", "leaf1", "spine0"].iter().flat_map(|switch| lab.rules(switch)) {
+        for rule in ["leaf0", "leaf1", "spine0"]
+            .iter()
+            .flat_map(|switch| lab.rules(switch))
+        {
             let kind = rule.multicast().unwrap();
             assert!(kind.any_source() == v1::AnySource::Synchronized && kind.carries_on.is_none());
         }

@@ -107,9 +107,7 @@ async fn a_plan_says_which_switches_are_full_or_down_and_why_there_is_none() {
     let nodes = ["spine1 below ", "leaf0 below spine1", "leaf1 below spine1"];
     assert_eq!(tree(&planned), nodes);
     let over = passed_over(&planned);
-    let [over] = &over[..] else {
-        panic!("{over:?}")
-    };
+    let [over] = &over[..] else { panic!("{over:?}") };
     assert!(over.starts_with("spine0 needs ") && over.ends_with("1000 are free"));
     let each = " for each of the group's 2 lanes, 500 are free for each";
     let over = passed_over(&plan(&client, in_lanes("sums", 2)).await.unwrap());

@@ -63,9 +63,14 @@ async fn bad_joins_are_refused_by_field() {
         (Code::InvalidArgument, "connection.ip", "10.0.0.1", |r| {
             of(r).ip = "10.0.0.9".into();
         }),
-        (Code::InvalidArgument, "connection.mac", "02:00:0a:00:00:01", |r| {
-            of(r).mac = "02:00:00:00:00:99".into();
-        }),
+        (
+            Code::InvalidArgument,
+            "connection.mac",
+            "02:00:0a:00:00:01",
+            |r| {
+                of(r).mac = "02:00:00:00:00:99".into();
+            },
+        ),
         (Code::AlreadyExists, "connection.qpn", "taken", |r| {
             of(r).qpn = 17;
         }),
@@ -83,7 +88,7 @@ async fn bad_joins_are_refused_by_field() {
     refused_field(client.leave_group(leave).await, Code::NotFound, "host", "h9");
     let destroy = destruction("x");
     refused_field(client.destroy_group(destroy).await, Code::NotFound, "group", "x");
-    let forget = v1::ForgetHostRequest { name: "h0".into() };
+    let forget = v1::ForgetHostRequest { name: "h3".into() };
     let answer = client.forget_host(forget).await;
     refused(answer, Code::FailedPrecondition, "topology file");
 }

@@ -8,12 +8,11 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tonic::Code;
 
-use castnet_sim_control::controllers::{Candidates, client};
-use crate::common::etcd::Etcd;
-use castnet_sim_control::etcd::EtcdModel;
-use castnet_sim_control::net::Fault;
 use crate::common::{Calls, Client, Lab, in_time, moment, reaches, start};
 use crate::failover::exists;
+use castnet_sim_control::controllers::{Candidates, client};
+use castnet_sim_control::etcd::EtcdModel;
+use castnet_sim_control::net::Fault;
 
 /// Longer than anything is on the way, and than a lease.
 const LATE: Duration = Duration::from_secs(10);

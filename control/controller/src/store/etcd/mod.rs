@@ -201,10 +201,16 @@ impl EtcdStore {
         vec![created_at(key, self.lead.created), changed_at(key, state.fence)]
     }
 
-    /// Performs a transaction that requires the lead alone.
-    async fn guarded(&self, state: &mut State, success: Vec<api::RequestOp>) -> Result<i64, StoreError> {
+    /// Performs a transaction that requires the lead, and these conditions. Returns its revision: a later write that is taken back leaves it.
+    async fn guarded(
+        &self,
+        state: &mut State,
+        mut compare: Vec<api::Compare>,
+        success: Vec<api::RequestOp>,
+    ) -> Result<i64, StoreError> {
+        compare.extend(self.guard(state));
         let request = api::TxnRequest {
-            compare: self.guard(state),
+            compare,
             success,
             failure: Vec::new(),
         };
@@ -265,7 +271,7 @@ impl EtcdStore {
         if layout.is_none() || all.iter().any(|kv| kv.key.starts_with(&redo)) {
             let version = STORE_VERSION.to_string().into_bytes();
             let ops = vec![put(self.path("layout"), version, 0), delete_all(&redo)];
-            self.guarded(state, ops).await?;
+            self.guarded(state, Vec::new(), ops).await?;
         }
         let mut entries = BTreeMap::new();
         state.entries.clear();
@@ -358,7 +364,7 @@ impl EtcdStore {
         if bytes > BYTES_MAX {
             return Err(self.not_leading());
         }
-        let at = self.guarded(state, ops).await?;
+        let at = self.guarded(state, Vec::new(), ops).await?;
         for key in keys {
             if let Some(known) = state.entries.get_mut(key) {
                 known.revision = Some(at);
@@ -424,12 +430,12 @@ impl EtcdStore {
     async fn write_large(&self, state: &mut State, batch: Batch) -> Result<(), StoreError> {
         state.doubt = Some(Doubt::Redo);
         let (mut ops, mut bytes) = (vec![delete_all(&self.path("redo/"))], 0);
-        self.guarded(state, std::mem::take(&mut ops)).await?;
+        self.guarded(state, Vec::new(), std::mem::take(&mut ops)).await?;
         for (key, write) in &batch {
             let value = write.entry.as_ref().map(|e| with_version(e.version, &e.value));
             let value = value.unwrap_or_default();
             if ops.len() == OPS_MAX || bytes + value.len() > BYTES_MAX {
-                self.guarded(state, std::mem::take(&mut ops)).await?;
+                self.guarded(state, Vec::new(), std::mem::take(&mut ops)).await?;
                 bytes = 0;
             }
             bytes += value.len();
@@ -437,7 +443,7 @@ impl EtcdStore {
             ops.push(put(path, value, 0));
         }
         ops.push(put(self.path("redo/commit"), Vec::new(), 0));
-        self.guarded(state, ops).await?;
+        self.guarded(state, Vec::new(), ops).await?;
         // It is valid: nobody sees the entries in the wrong places.
         state.doubt = Some(Doubt::Move);
         self.written(state, batch, None);
@@ -458,43 +464,28 @@ impl EtcdStore {
         let commit = all.remove(at);
         let mut all = all.into_iter().peekable();
         while all.peek().is_some() {
-            let mut request = api::TxnRequest {
-                compare: self.guard(state),
-                ..Default::default()
-            };
-            let mut bytes = 0;
+            let (mut compare, mut success, mut bytes) = (Vec::new(), Vec::new(), 0);
             while let Some(kv) = all.next_if(|kv| {
                 bytes += kv.value.len();
-                request.success.is_empty() || request.success.len() + 2 <= OPS_MAX && bytes <= BYTES_MAX
+                success.is_empty() || success.len() + 2 <= OPS_MAX && bytes <= BYTES_MAX
             }) {
                 // One that was moved already by a transaction that seemed to fail is not moved again.
-                request.compare.push(changed_at(&kv.key, kv.mod_revision));
+                compare.push(changed_at(&kv.key, kv.mod_revision));
                 if let Some(key) = self.key_of(&kv.key, "redo/") {
                     let path = self.path_of(&key);
-                    request.success.push(match kv.value.is_empty() {
+                    success.push(match kv.value.is_empty() {
                         true => delete(path),
                         false => put(path, kv.value, 0),
                     });
                 }
-                request.success.push(delete(kv.key));
+                success.push(delete(kv.key));
             }
-            let answer = self.lead.client.transaction(request).await;
-            let answer = answer.map_err(|status| self.failed(&status))?;
-            if !answer.succeeded {
-                return Err(self.not_leading());
-            }
+            self.guarded(state, compare, success).await?;
         }
-        let mut request = api::TxnRequest {
-            compare: self.guard(state),
-            success: vec![delete(commit.key.clone())],
-            failure: Vec::new(),
-        };
         // A late transaction must not end a later batch.
-        request.compare.push(changed_at(&commit.key, commit.mod_revision));
-        let answer = self.lead.client.transaction(request).await;
-        if !answer.map_err(|status| self.failed(&status))?.succeeded {
-            return Err(self.not_leading());
-        }
+        let is_same = changed_at(&commit.key, commit.mod_revision);
+        self.guarded(state, vec![is_same], vec![delete(commit.key)])
+            .await?;
         state.doubt = None;
         Ok(())
     }

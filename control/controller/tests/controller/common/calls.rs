@@ -79,7 +79,12 @@ impl Calls for Client {
 
     async fn groups(&self) -> Vec<v1::Group> {
         let request = v1::ListControllerGroupsRequest {};
-        self.clone().list_groups(request).await.unwrap().into_inner().groups
+        self.clone()
+            .list_groups(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .groups
     }
 
     async fn switches(&self) -> Vec<v1::SwitchState> {

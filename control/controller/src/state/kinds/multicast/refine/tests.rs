@@ -192,6 +192,8 @@ fn a_group_that_is_there_again_has_its_address() {
     let address = draft.refinement.address;
     core.finish_refinement("g", draft);
     write(&mut core);
+    // Its switches get the changed rules.
+    core.handle_timeout();
     core.effects.clear();
     core.forget("g").unwrap();
     let mut batch = core.journal.take(|_| None).unwrap();
