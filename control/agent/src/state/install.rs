@@ -11,6 +11,9 @@ use crate::state::core::Core;
 use crate::state::pipeline::{Installer, Pipeline};
 use crate::state::refusal::{Fields, NOBODY, Refusal};
 
+/// Installs one of several groups.
+type InstallOne<'a> = dyn FnMut(&GroupRule) -> Result<InstallOutcome, Refusal> + 'a;
+
 impl Core {
     /// Installs a group for `owner`.
     pub fn install_group(
@@ -55,7 +58,7 @@ impl Core {
         pipeline: &mut dyn Pipeline,
         caller: Option<&ControllerTerm>,
         owner: &str,
-        all: &mut dyn FnMut(&mut dyn FnMut(&GroupRule) -> Result<InstallOutcome, Refusal>),
+        all: &mut dyn FnMut(&mut InstallOne<'_>),
     ) -> Result<(), Refusal> {
         self.check(caller)?;
         if let Some(term) = caller.filter(|term| term.owner != owner) {

@@ -1,5 +1,5 @@
 //! Toy switches that keep the agent's contract (`agent.proto`) without a data plane, and a controller over them.
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test file uses its part")]
 
 mod calls;
 pub(crate) mod etcd;
