@@ -48,7 +48,7 @@ use crate::shell::front::Front;
 use crate::shell::health::{Mark, Probe};
 use crate::shell::shared::Shared;
 use crate::shell::{tasks, write};
-use crate::state::core::Core;
+use crate::state::Core;
 pub use crate::state::tenants::Tenant;
 pub use crate::state::{kinds, lifecycle, record, written_off};
 use crate::store::etcd::{EtcdConfig, Lead};

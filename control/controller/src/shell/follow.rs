@@ -8,8 +8,7 @@ use tokio::sync::watch;
 
 use super::shared::Locked;
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::kinds::News;
+use crate::state::{Core, News};
 
 /// Shared by all who follow a group.
 struct Signals {

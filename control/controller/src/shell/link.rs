@@ -19,10 +19,9 @@ use tonic::{Code, Response, Status};
 use crate::config::SwitchConfig;
 use crate::error::Refusal;
 use crate::shell::shared::Shared;
-use crate::state::core::Core;
 use crate::state::driver::Declined;
-use crate::state::fabric::{NeighbourReport, PortReport, Reach, SwitchReport, Who};
-use crate::state::lifecycle::{Cause, Failure};
+use crate::state::fabric::{NeighbourReport, PortReport, SwitchReport, Who};
+use crate::state::{Cause, Core, Failure, Reach};
 
 mod install;
 mod purge;

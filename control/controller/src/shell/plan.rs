@@ -14,14 +14,9 @@ use tokio::sync::{MutexGuard, OwnedMutexGuard};
 use super::durable::Ticket;
 use super::shared::Shared;
 use crate::error::Refusal;
-use crate::state::core::Core;
 use crate::state::foresee::{self, Foreseen, Wanted};
-use crate::state::kinds::collective::record::Collective;
-use crate::state::kinds::multicast::record::Multicast;
-use crate::state::kinds::{self, Kind};
-use crate::state::lifecycle::Phase;
-use crate::state::planning::{Draft, Layout, NoPlan};
-use crate::state::record::Record;
+use crate::state::planning::Draft;
+use crate::state::{Collective, Core, Kind, Layout, Multicast, NoPlan, Phase, Record, kinds};
 
 /// A group is planned so many times without the lock, if something has always changed meanwhile.
 const PLANS_UNLOCKED: usize = 4;

@@ -21,13 +21,10 @@ use crate::shell::front::held;
 use crate::shell::link::{GROUPS_TOGETHER, Link};
 use crate::shell::shared::{Locked, Shared};
 use crate::shell::watch::{News, Watcher};
-use crate::state::core::Core;
 use crate::state::foresee::Wanted;
 use crate::state::kinds::multicast::record::Received;
 use crate::state::kinds::multicast::requests::HowToJoin;
-use crate::state::requests::Seen;
-use crate::state::table::Entry;
-use crate::state::view;
+use crate::state::{Core, Entry, Seen, view};
 
 /// A part of a list ends at this many members.
 const MEMBERS_TOGETHER: usize = 2048;
@@ -570,9 +567,7 @@ mod tests {
 
     use super::*;
     use crate::shell::shared::tests::shared;
-    use crate::state::kinds::Kind;
-    use crate::state::kinds::collective::record::Collective;
-    use crate::state::record::Record;
+    use crate::state::{Collective, Kind, Record};
 
     /// Each look sees a new state.
     #[derive(Default)]

@@ -21,8 +21,8 @@ use super::plan::Turns;
 use super::tasks;
 use crate::config::Config;
 use crate::error::Refusal;
-use crate::state::core::{Core, EVENTS_MAX};
-use crate::state::effect::Effect;
+use crate::state::core::EVENTS_MAX;
+use crate::state::{Core, Effect};
 use crate::store::etcd::Lead;
 
 /// The locked state. What its changes ask for outside is carried out before it is free.
@@ -329,8 +329,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::shell::write;
     use crate::state::core::tests::{core, join};
-    use crate::state::lifecycle::{Event, Phase};
-    use crate::state::timers::Owner;
+    use crate::state::{Event, Owner, Phase};
 
     /// Without tasks: nothing is written, and no switch is called.
     pub(crate) fn shared() -> Arc<Shared> {

@@ -11,8 +11,7 @@ use tonic::Code;
 use super::link::{CHANGES_TOGETHER, SwitchError};
 use super::shared::Shared;
 use crate::config::Checkpoint;
-use crate::state::effect::{Asked, Planning};
-use crate::state::{broken_links, multicast_routes};
+use crate::state::{Asked, Planning, broken_links, multicast_routes};
 
 /// Pause before a group is looked at whose rules are on their way to its switches.
 const PAUSE: Duration = Duration::from_millis(200);

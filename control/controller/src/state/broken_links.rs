@@ -6,15 +6,10 @@ use std::time::{Duration, Instant};
 
 use castnet_topology::{End, Topology};
 
-use crate::state::core::Core;
-use crate::state::effect::Effect;
-use crate::state::fabric::{Facts, Reach, Who};
+use crate::state::fabric::{Facts, Who};
 use crate::state::kinds::multicast::replan;
-use crate::state::lifecycle::{Event, Phase};
 use crate::state::lost_switches::why_dead;
-use crate::state::record::{Ending, Record};
-use crate::state::table::Entry;
-use crate::state::timers::Due;
+use crate::state::{Core, Due, Effect, Ending, Entry, Event, Phase, Reach, Record};
 use castnet_rules::{GroupKind, NextHop};
 
 #[derive(Clone, Debug, PartialEq, Eq)]

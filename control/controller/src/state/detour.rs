@@ -6,7 +6,7 @@ use std::sync::Arc;
 use castnet_planner::{Room, Shortage};
 use castnet_topology::{Down, Topology};
 
-use crate::state::lifecycle::{Cause, Failure};
+use crate::state::{Cause, Failure};
 use castnet_rules::GroupRule;
 
 /// Maximum number of refusals for which a group is placed again.

@@ -13,16 +13,9 @@ use castnet_topology::{End, Topology};
 use castnet_wire::{McstId, Psn};
 
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::fabric::Reach;
-use crate::state::kinds::Kind;
-use crate::state::kinds::collective::record::Collective;
 use crate::state::kinds::collective::view::{mode, mode_reason};
-use crate::state::kinds::multicast::record::Multicast;
-use crate::state::planning::{Layout, NoPlan};
-use crate::state::record::Record;
-use crate::state::table::{Entry, Snapshot};
-use crate::state::view;
+use crate::state::table::Snapshot;
+use crate::state::{Collective, Core, Entry, Kind, Layout, Multicast, NoPlan, Reach, Record, view};
 
 /// A group that is not created.
 #[derive(Clone)]
@@ -235,7 +228,7 @@ mod tests {
 
     use super::*;
     use crate::state::kinds::multicast::refine::tests::star;
-    use crate::state::lifecycle::{Cause, Failure};
+    use crate::state::{Cause, Failure};
 
     /// Others wait for the lock, and a reader could hold it as long as it takes to count all groups.
     #[test]

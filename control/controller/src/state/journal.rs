@@ -11,12 +11,10 @@ use castnet_proto::v1;
 use castnet_wire::McstId;
 
 use crate::error::Refusal;
-use crate::state::core::{Core, EVENTS_MAX};
+use crate::state::core::EVENTS_MAX;
 use crate::state::effect::Work;
-use crate::state::fabric::HostRecord;
-use crate::state::record::Record;
-use crate::state::table;
 use crate::state::written_off::WrittenOff;
+use crate::state::{Core, HostRecord, Record, table};
 use crate::store::{self, Entry, Key, Table, Version, Write, encode};
 
 /// What the changes so far wait for.

@@ -12,12 +12,10 @@ use castnet_proto::v1::controller_event::Event;
 use castnet_rules::{Ipv4Net, Route};
 use castnet_topology::{End, Splitter, Topology};
 
-use crate::state::core::Core;
-use crate::state::effect::Effect;
-use crate::state::fabric::{Facts, Reach};
+use crate::state::fabric::Facts;
 use crate::state::kinds::multicast::refine::Refinement;
-use crate::state::table::{Entry, Groups};
-use crate::state::timers::Owner;
+use crate::state::table::Groups;
+use crate::state::{Core, Effect, Entry, Owner, Reach};
 
 /// What the controller knows of them.
 #[derive(Default)]

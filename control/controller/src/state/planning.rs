@@ -11,15 +11,11 @@ use castnet_rules::{HostEndpoint, HostPart, Ipv4Net};
 use castnet_topology::{Cut, SwitchKind, Topology};
 use castnet_wire::{MacAddr, McstId, Pmtu, Qpn};
 
-use crate::state::core::Core;
-use crate::state::detour::Detours;
-use crate::state::fabric::{Place, Reach};
-use crate::state::kinds::Kind;
+use crate::state::fabric::Place;
 use crate::state::kinds::multicast::outside::{self, Split};
-use crate::state::kinds::multicast::record::Multicast;
-use crate::state::lifecycle::{Cause, Failure, Phase};
-use crate::state::record::{Plan, Record, TreeSwitch};
+use crate::state::record::TreeSwitch;
 use crate::state::table::{Snapshot, Usage};
+use crate::state::{Cause, Core, Detours, Failure, Kind, Multicast, Phase, Plan, Reach, Record};
 
 /// Largest group that is planned at once, without another thread.
 const MEMBERS_AT_ONCE: usize = 64;
@@ -380,7 +376,8 @@ fn lacking(core: &Core, record: &Record, shortages: &[Shortage]) -> String {
         let max = said.map_or(0, |(said, _)| said.memory_bytes_max);
         let used = core.used(&short.switch, Some(&record.name)).memory;
         let share = core.share_left(record, &short.switch, max);
-        matches!(short.lack, Lack::Memory { .. }) && share.is_some_and(|share| share < max.saturating_sub(used))
+        matches!(short.lack, Lack::Memory { .. })
+            && share.is_some_and(|share| share < max.saturating_sub(used))
     };
     if shortages.iter().any(is_of_share) {
         let (host, percent) = (&record.owner, core.config.host_memory);

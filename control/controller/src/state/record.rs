@@ -10,12 +10,9 @@ use castnet_wire::{Control, MacAddr, McstId, Qpn, RateLimit};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Refusal;
-use crate::state::kinds::Kind;
-use crate::state::kinds::collective::record::Collective;
-use crate::state::kinds::multicast::record::Multicast;
 use crate::state::kinds::multicast::refine::Refinement;
-use crate::state::lifecycle::{Cause, Failure, Phase};
 use crate::state::reconcile::Version;
+use crate::state::{Cause, Collective, Failure, Kind, Multicast, Phase};
 use castnet_rules::{GroupRule, NextHop};
 
 /// A group: the request, who has joined, its plan, and where its rules may be.

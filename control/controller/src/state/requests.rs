@@ -4,13 +4,9 @@ use castnet_rules::HostEndpoint;
 use castnet_wire::{MacAddr, McstId, RateLimit};
 
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::kinds::Kind;
 use crate::state::kinds::multicast::evict::Afterwards;
-use crate::state::lifecycle::Event;
-use crate::state::planning::{Layout, NoPlan};
-use crate::state::record::Record;
 use crate::state::written_off::WrittenOff;
+use crate::state::{Core, Event, Kind, Layout, NoPlan, Record};
 
 pub(crate) enum Seen<S> {
     /// More may follow.

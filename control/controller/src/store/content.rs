@@ -16,10 +16,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Batch, Entry, Key, REFUSED, STORE_VERSION, Store, StoreError, Table, Write, encode};
-use crate::state::fabric::HostRecord;
-use crate::state::kinds::{Kind, collective, multicast};
-use crate::state::record::Record;
+use crate::state::kinds::{collective, multicast};
 use crate::state::written_off::WrittenOff;
+use crate::state::{HostRecord, Kind, Record};
 
 /// Entries of a store.
 pub type Entries = BTreeMap<Key, Entry>;

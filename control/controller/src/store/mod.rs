@@ -11,9 +11,8 @@ use castnet_wire::McstId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::state::fabric::HostRecord;
-use crate::state::record::Record;
 use crate::state::written_off::WrittenOff;
+use crate::state::{HostRecord, Record};
 
 pub mod content;
 pub mod etcd;

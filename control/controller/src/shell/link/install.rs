@@ -9,8 +9,7 @@ use tonic::Code;
 
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
 use crate::shell::shared::Shared;
-use crate::state::core::Core;
-use crate::state::table::Entry;
+use crate::state::{Core, Entry};
 
 pub(super) struct Asked {
     group: String,

@@ -11,7 +11,7 @@ use castnet_wire::McstId;
 use super::install::some;
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
 use crate::shell::shared::Shared;
-use crate::state::core::Core;
+use crate::state::Core;
 use crate::state::reconcile::{Found, Version, diff};
 
 struct Part<'n> {

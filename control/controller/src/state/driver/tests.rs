@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::SwitchConfig;
+use crate::state::Reach;
 use crate::state::core::tests::{core, join, write};
-use crate::state::fabric::Reach;
 use crate::state::journal::Batch;
 use castnet_topology::Topology;
 use castnet_wire::McstId;

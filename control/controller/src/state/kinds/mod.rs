@@ -10,12 +10,8 @@ use castnet_proto::v1;
 use castnet_rules::{GroupRule, HostEndpoint};
 use serde::{Deserialize, Serialize};
 
-use crate::state::core::Core;
-use crate::state::draws::Draws;
-use crate::state::lifecycle::{Event, Phase};
-use crate::state::record::Record;
 use crate::state::shown::{Planned, Source};
-use crate::state::table::Entry;
+use crate::state::{Core, Draws, Entry, Event, Phase, Record};
 
 pub(crate) mod collective;
 pub mod multicast;

@@ -9,14 +9,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::state::core::tests::core;
-use crate::state::fabric::{HostRecord, NeighbourReport, SwitchReport, Who};
+use crate::state::fabric::{NeighbourReport, SwitchReport, Who};
 use crate::state::kinds::collective::live::Presence;
-use crate::state::kinds::collective::record::Collective;
-use crate::state::kinds::multicast::record::Multicast;
-use crate::state::kinds::{Joining, Kind};
-use crate::state::lifecycle::{After, Phase};
-use crate::state::record::Record;
-use crate::state::timers::{Due, Leased};
+use crate::state::{After, Collective, Due, HostRecord, Joining, Kind, Leased, Multicast, Phase, Record};
 
 const MEMBERS: u8 = 5;
 const WATCHERS: usize = 3;

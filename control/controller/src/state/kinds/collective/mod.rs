@@ -16,13 +16,9 @@ use castnet_wire::LossPolicy;
 use self::live::Presence;
 use self::record::{Collective, RankRecord};
 use super::{GroupKind, News, Party};
-use crate::state::core::Core;
-use crate::state::draws::Draws;
-use crate::state::lifecycle::{Event, Phase};
 use crate::state::planning::planned_member;
-use crate::state::record::Record;
 use crate::state::shown::{Planned, Source};
-use crate::state::table::Entry;
+use crate::state::{Core, Draws, Entry, Event, Phase, Record};
 
 pub(crate) mod live;
 pub(crate) mod record;

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::secret::Secret;
 use crate::error::Refusal;
-use crate::state::kinds::{Ends, Joining};
 use crate::state::record::text;
+use crate::state::{Ends, Joining};
 
 /// The part of a record that only collective groups have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -11,13 +11,9 @@ use super::secret::Secret;
 use super::view::{self, RankState};
 use crate::error::Refusal;
 use crate::state::access::check_size;
-use crate::state::core::Core;
-use crate::state::kinds::{Ends, Joining, Kind};
-use crate::state::lifecycle::{After, Event, Phase};
-use crate::state::record::{Ending, Record};
-use crate::state::requests::Seen;
-use crate::state::table::Entry;
-use crate::state::timers::{Due, Leased};
+use crate::state::{
+    After, Core, Due, Ending, Ends, Entry, Event, Joining, Kind, Leased, Phase, Record, Seen,
+};
 
 /// What a rank is in by a call.
 pub(crate) struct Seated {

@@ -13,13 +13,9 @@ use tracing::{Level, Metadata, span};
 use super::live::Presence;
 use super::record::{Collective, Seat};
 use crate::error::Refusal;
-use crate::state::core::Core;
 use crate::state::core::tests::{core, join, write};
-use crate::state::draws::Draws;
-use crate::state::effect::Effect;
-use crate::state::kinds::{Ends, GroupKind, Joining, Kind};
-use crate::state::lifecycle::{After, Event, PHASES, Phase};
-use crate::state::timers::Due;
+use crate::state::lifecycle::PHASES;
+use crate::state::{After, Core, Draws, Due, Effect, Ends, Event, GroupKind, Joining, Kind, Phase};
 
 /// The generation that runs or ran.
 const NOW: u64 = 5;

@@ -9,13 +9,9 @@ use castnet_proto::v1::controller_event::Event;
 
 use super::live::Presence;
 use super::record::Collective;
-use crate::state::core::Core;
-use crate::state::kinds::News;
-use crate::state::lifecycle::{After, Phase};
-use crate::state::record::{Ending, Plan, Record};
 use crate::state::shown::{Planned, Shown};
-use crate::state::table::Entry;
 use crate::state::view::{self, lanes, problems, tree};
+use crate::state::{After, Core, Ending, Entry, News, Phase, Plan, Record};
 use castnet_rules::{CollectiveMode, GroupRule, HostEndpoint};
 
 fn phase(phase: Phase) -> v1::CollectivePhase {

@@ -7,9 +7,7 @@ use castnet_proto::v1;
 use super::record::MemberRecord;
 use super::view;
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::kinds::Kind;
-use crate::state::lifecycle::{After, Phase};
+use crate::state::{After, Core, Kind, Phase};
 
 impl Core {
     /// Adds a receiver that has not joined. A group that waits also waits for it. One that runs goes on: the receiver joins as

@@ -9,9 +9,7 @@ use std::sync::Arc;
 
 use super::{late, prune};
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::kinds::{Joining, Kind};
-use crate::state::lifecycle::{Event, Phase};
+use crate::state::{Core, Event, Joining, Kind, Phase};
 
 /// Whether a member that was put out stays a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,11 +17,8 @@ use serde::{Deserialize, Serialize};
 use super::evict::Afterwards;
 use super::record::{MemberRecord, Multicast, Seat};
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::kinds::{Joining, Kind};
-use crate::state::lifecycle::{Cause, Failure};
-use crate::state::planning::{self, Layout, NoPlan};
-use crate::state::record::{Plan, Record, text};
+use crate::state::record::text;
+use crate::state::{Cause, Core, Failure, Joining, Kind, Layout, NoPlan, Plan, Record, planning};
 
 /// The part of the stream that a receiver gets which joined while it ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,11 +5,7 @@ use std::time::Duration;
 use super::evict::Afterwards;
 use super::record::{JoinedBy, Multicast, Seat};
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::kinds::Joining;
-use crate::state::lifecycle::Event;
-use crate::state::record::Ending;
-use crate::state::timers::{Due, Leased};
+use crate::state::{Core, Due, Ending, Event, Joining, Leased};
 
 impl Multicast {
     /// The seat that a member has by this call, and its lease.

@@ -9,13 +9,9 @@ use castnet_rules::{GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop};
 
 use self::record::{JoinedBy, MemberRecord, Multicast, is_by_call};
 use super::{GroupKind, Joining, News, Party};
-use crate::state::core::Core;
-use crate::state::draws::Draws;
-use crate::state::lifecycle::{After, Event, Phase};
 use crate::state::planning::planned_member;
-use crate::state::record::Record;
 use crate::state::shown::{Planned, Source};
-use crate::state::table::Entry;
+use crate::state::{After, Core, Draws, Entry, Event, Phase, Record};
 
 mod add;
 pub(crate) mod evict;

@@ -12,8 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::record::{Multicast, Seat};
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::kinds::Joining;
+use crate::state::{Core, Joining};
 
 /// A plan of a group, without the receivers that no tree reaches.
 #[derive(Debug)]

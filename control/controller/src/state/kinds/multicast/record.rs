@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::late::Late;
 use super::outside::Outside;
-use crate::state::kinds::{Ends, Joining};
 use crate::state::record::text;
+use crate::state::{Ends, Joining};
 
 /// The part of a record that only multicast groups have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

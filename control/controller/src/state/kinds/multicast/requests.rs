@@ -11,12 +11,9 @@ use super::late::Late;
 use super::record::{Diverted, JoinedBy, MemberRecord, MemberState, Multicast, Received, Seat};
 use super::view;
 use crate::error::Refusal;
-use crate::state::broken_links;
-use crate::state::core::Core;
-use crate::state::kinds::{Ends, Joining, Kind};
-use crate::state::lifecycle::{After, Event, Phase};
-use crate::state::planning::{self, Layout, NoPlan};
-use crate::state::record::{Ending, Record};
+use crate::state::{
+    After, Core, Ending, Ends, Event, Joining, Kind, Layout, NoPlan, Phase, Record, broken_links, planning,
+};
 
 /// What a member has asked for when it joins.
 #[derive(Clone, Copy, Debug, Default)]

@@ -10,13 +10,9 @@ use castnet_wire::{AnySource, MacAddr, McstId, Psn, Qpn};
 use super::late::Late;
 use super::outside::Outside;
 use super::record::{Diverted, JoinedBy, MemberState, Multicast, Seat};
-use crate::state::core::Core;
 use crate::state::core::tests::{core, write};
-use crate::state::draws::Draws;
-use crate::state::kinds::{GroupKind, Joining, Kind};
-use crate::state::lifecycle::{After, Event, PHASES, Phase};
-use crate::state::record::Record;
-use crate::state::timers::{Due, Leased};
+use crate::state::lifecycle::PHASES;
+use crate::state::{After, Core, Draws, Due, Event, GroupKind, Joining, Kind, Leased, Phase, Record};
 
 fn end(number: u8) -> HostEndpoint {
     HostEndpoint {

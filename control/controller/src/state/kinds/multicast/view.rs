@@ -9,13 +9,9 @@ use super::late::Late;
 use super::outside::Outside;
 use super::record::{Diverted, MemberRecord, Multicast, Received};
 use super::refine::Refinement;
-use crate::state::core::Core;
-use crate::state::kinds::News;
-use crate::state::lifecycle::{After, Phase};
-use crate::state::record::Record;
 use crate::state::shown::Planned;
-use crate::state::table::Entry;
 use crate::state::view::{self, lanes, problems, tree};
+use crate::state::{After, Core, Entry, News, Phase, Record};
 
 pub(super) fn phase(phase: Phase) -> v1::GroupPhase {
     match phase {

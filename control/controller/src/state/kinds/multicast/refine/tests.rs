@@ -13,9 +13,8 @@ use super::*;
 use crate::config::SwitchConfig;
 use crate::state::core::tests::{core, write};
 use crate::state::kinds::multicast::late::Late;
-use crate::state::kinds::multicast::record::Multicast;
 use crate::state::kinds::multicast::tests::request;
-use crate::state::kinds::{Joining, Kind};
+use crate::state::{Joining, Kind, Multicast};
 
 /// Four leaves with a host each below a programmable router that is connected.
 pub(crate) fn star() -> Core {
