@@ -19,9 +19,9 @@ use crate::state::kinds::multicast::view::{self, MemberView};
 use crate::state::{Core, Joining, Phase, Seen};
 
 /// A member learns within this time for each member of its group who else has joined, left or lost its call. What it needs
-/// at once comes at once, see [`GroupKind::news`].
+/// at once comes at once, see [`Views::news`].
 ///
-/// [`GroupKind::news`]: crate::state::kinds::GroupKind::news
+/// [`Views::news`]: crate::state::kinds::Views::news
 const PAUSE_PER_MEMBER: Duration = Duration::from_millis(1);
 
 /// The changes of a group, as a member sees them.

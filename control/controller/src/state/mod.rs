@@ -38,7 +38,8 @@ pub(crate) use self::{
     effect::{Asked, Effect, Planning},
     fabric::{HostRecord, Reach},
     kinds::{
-        Ends, GroupKind, Joining, Kind, News, collective::record::Collective, multicast::record::Multicast,
+        Ends, GroupKind, Joining, Kind, News, Views, collective::record::Collective,
+        multicast::record::Multicast,
     },
     lifecycle::{After, Cause, Event, Failure, Phase},
     planning::{Layout, NoPlan},

@@ -78,7 +78,27 @@ pub(crate) struct Party<'r> {
 /// Phase as members see it, generation and reason.
 pub(crate) type News = (i32, u64, String);
 
-pub(crate) trait GroupKind {
+/// How its state is shown.
+pub(crate) trait Views {
+    /// What members must not learn late. All else reaches them after a pause, also that a further member has joined.
+    fn news(&self, entry: &Entry) -> News;
+
+    /// Its state without the members.
+    fn head(&self, entry: &Entry) -> v1::controller_event::Event;
+
+    /// What the states of its members are made from, in the order of [`GroupKind::parties`].
+    fn sources(&self, entry: &Entry) -> Vec<Source<'_>>;
+
+    /// What its plan says about each member.
+    fn planned(&self, entry: &Entry) -> Vec<Planned>;
+
+    /// The state of a member, without what the plan says.
+    fn member(&self, core: &Core, entry: &Entry, at: usize) -> v1::MemberState;
+
+    fn view(&self, core: &Core, entry: &Entry) -> v1::Group;
+}
+
+pub(crate) trait GroupKind: Views {
     fn phase_name(&self, phase: Phase) -> &'static str;
 
     /// All members or ranks, in the order of the request.
@@ -118,23 +138,6 @@ pub(crate) trait GroupKind {
     fn request_field(&self, planned: String) -> String {
         planned
     }
-
-    /// What members must not learn late. All else reaches them after a pause, also that a further member has joined.
-    fn news(&self, entry: &Entry) -> News;
-
-    /// Its state without the members.
-    fn head(&self, entry: &Entry) -> v1::controller_event::Event;
-
-    /// What the states of its members are made from, in the order of [`Self::parties`].
-    fn sources(&self, entry: &Entry) -> Vec<Source<'_>>;
-
-    /// What its plan says about each member.
-    fn planned(&self, entry: &Entry) -> Vec<Planned>;
-
-    /// The state of a member, without what the plan says.
-    fn member(&self, core: &Core, entry: &Entry, at: usize) -> v1::MemberState;
-
-    fn view(&self, core: &Core, entry: &Entry) -> v1::Group;
 }
 
 impl Kind {
