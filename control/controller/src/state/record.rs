@@ -161,13 +161,6 @@ impl Record {
         }
     }
 
-    pub(crate) fn described(self, description: &Description) -> Self {
-        Self {
-            description: description.clone(),
-            ..self
-        }
-    }
-
     /// `None` for other kinds.
     pub fn multicast(&self) -> Option<&Multicast> {
         match &self.kind {
