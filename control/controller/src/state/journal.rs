@@ -249,10 +249,7 @@ impl Journal {
 
     /// Returns what takes the entry back; `None`: this is its first write in the batch.
     fn stage(&mut self, table: Table, name: &str, stays: bool) -> &mut Option<Undo> {
-        let key = Key {
-            table,
-            name: name.into(),
-        };
+        let key = Key::new(table, name);
         let before = self.versions.get(&key).copied().unwrap_or(0);
         let version = stays.then_some(before + 1);
         match version {

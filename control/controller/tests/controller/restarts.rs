@@ -3,7 +3,7 @@
 use crate::common::{Events, Lab, PATIENCE, creation, destruction, moment, reaches, start};
 use castnet_controller::store::content::{export, import};
 use castnet_controller::store::redb::{RedbStore, content};
-use castnet_controller::store::{Entry, Store, Write};
+use castnet_controller::store::{Store, Write};
 use castnet_controller::{Checkpoint, Checkpoints, Config};
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::{Active, Degraded, Failed, Registered};
@@ -229,10 +229,8 @@ async fn a_group_whose_record_does_not_read_is_set_apart() {
         .into_iter()
         .find(|(key, _)| key.name == "g")
         .unwrap();
-    let (was, version) = (entry.version, entry.version + 1);
-    let value = entry.value[..entry.value.len() / 2].to_vec();
-    let entry = Some(Entry { version, value });
-    store.commit([(key, Write { was, entry })].into()).await.unwrap();
+    let write = Write::put(entry.version, entry.value[..entry.value.len() / 2].to_vec());
+    store.commit([(key, write)].into()).await.unwrap();
     store.close().await.unwrap();
 
     let (controller, mut client) = lab.start().await;
