@@ -169,6 +169,13 @@ impl Record {
         }
     }
 
+    pub(crate) fn multicast_mut(&mut self) -> Option<&mut Multicast> {
+        match &mut self.kind {
+            Kind::Multicast(kind) => Some(kind),
+            Kind::Collective(_) => None,
+        }
+    }
+
     /// `None` for other kinds.
     pub fn collective(&self) -> Option<&Collective> {
         match &self.kind {

@@ -44,6 +44,13 @@ impl<S> Joining<S> {
             Self::Joined(seat) | Self::Left(seat) => Some(seat),
         }
     }
+
+    pub(crate) fn joined(&self) -> Option<&S> {
+        match self {
+            Self::Joined(seat) => Some(seat),
+            Self::Expected | Self::Left(_) => None,
+        }
+    }
 }
 
 /// A member's ends of its connections, one for each lane.

@@ -178,7 +178,7 @@ fn apply(core: &mut Core, name: &str, change: Change) {
         Change::Phase(phase) => record.phase = phase,
         Change::Member(at, left) => change_member(&mut record.kind, at, left),
         Change::Evicted(at) => {
-            if let Kind::Multicast(kind) = &mut record.kind {
+            if let Some(kind) = record.multicast_mut() {
                 Arc::make_mut(&mut kind.members).retain(|m| m.host != format!("h{at}"));
             }
         }

@@ -37,7 +37,9 @@ impl MemberRecord {
 
     /// Whether it joins the running stream, and its first PSN is not known yet.
     pub(super) fn is_waiting(&self) -> bool {
-        matches!(self.state, Joining::Joined(_)) && self.late() == Some(Late::Waiting)
+        self.state
+            .joined()
+            .is_some_and(|seat| seat.late == Some(Late::Waiting))
     }
 }
 
@@ -91,11 +93,8 @@ impl Core {
         wanted.generation += 1;
         let mut part = kind.clone();
         let is_in = |name: &str| before.rules.values().any(|rule| has_host(rule, name));
-        for member in Arc::make_mut(&mut part.members)
-            .iter_mut()
-            .filter(|m| m.host == host)
-        {
-            Arc::make_mut(member).join(seat.clone());
+        if let Some(member) = part.member_mut(host) {
+            member.join(seat);
         }
         let members = part.members.clone();
         Arc::make_mut(&mut part.members).retain(|m| m.host == host || is_in(&m.host));
@@ -117,7 +116,7 @@ impl Core {
                 r.own_mcst_ids.extend(new_mcst_ids);
                 r.placed.extend(plan.rules.keys().cloned());
                 r.plan = Some(Arc::new(plan));
-                if let Kind::Multicast(kind) = &mut r.kind {
+                if let Some(kind) = r.multicast_mut() {
                     kind.members = members;
                 }
             })?,
@@ -218,15 +217,10 @@ fn is_host<'e>(name: &str) -> impl Fn(&&'e mut Endpoint) -> bool {
 
 /// From now on the member is like the others.
 fn take_in(record: &mut Record, host: &str, psn: Psn) {
-    if let Kind::Multicast(kind) = &mut record.kind {
-        for member in Arc::make_mut(&mut kind.members)
-            .iter_mut()
-            .filter(|m| m.host == host)
-        {
-            if let Joining::Joined(seat) = &mut Arc::make_mut(member).state {
-                seat.late = Some(Late::From(psn));
-            }
-        }
+    if let Some(member) = record.multicast_mut().and_then(|kind| kind.member_mut(host))
+        && let Joining::Joined(seat) = &mut member.state
+    {
+        seat.late = Some(Late::From(psn));
     }
     if let Some(plan) = &mut record.plan {
         let endpoints = Arc::make_mut(plan)

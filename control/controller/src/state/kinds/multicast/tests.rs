@@ -199,9 +199,7 @@ fn a_lease_that_ends_while_the_store_fails_runs_again() {
 fn a_receiver_that_comes_again_is_not_put_out_for_its_earlier_call() {
     let waits = |core: &mut Core, call| {
         core.try_change("g", |r| {
-            let Kind::Multicast(kind) = &mut r.kind else {
-                return;
-            };
+            let Some(kind) = r.multicast_mut() else { return };
             set(kind, 1, |seat| {
                 Joining::Joined(Seat {
                     by: JoinedBy::Call(call),

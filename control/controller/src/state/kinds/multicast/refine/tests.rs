@@ -83,9 +83,7 @@ fn request_of(name: &str, distribution: &str, hosts: &[u8]) -> NewGroup {
 /// Sets which part of the stream the first receiver has.
 pub(crate) fn set_late(core: &mut Core, name: &str, late: Option<Late>) {
     core.try_change(name, |r| {
-        let Kind::Multicast(kind) = &mut r.kind else {
-            return;
-        };
+        let Some(kind) = r.multicast_mut() else { return };
         let member = &mut Arc::make_mut(&mut kind.members)[1];
         if let Joining::Joined(seat) = &mut Arc::make_mut(member).state {
             seat.late = late;
