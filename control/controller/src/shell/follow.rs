@@ -56,12 +56,6 @@ impl Locked<'_> {
 }
 
 impl Follow {
-    /// Waits for the next change.
-    pub(crate) async fn changed(&mut self) {
-        // It cannot fail: the sender is there.
-        let _ = self.changes.changed().await;
-    }
-
     /// Whether the group is there: another one may have its name.
     pub(crate) fn is_there(&self, core: &Core) -> bool {
         let followers = core.groups.get(&self.group).map(|entry| &entry.followers);

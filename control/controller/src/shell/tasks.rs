@@ -138,16 +138,12 @@ pub(crate) async fn sync(shared: Arc<Shared>, asked: Asked) {
         then,
     } = asked;
     shared.config.checkpoints.pass(after).await;
-    let done = sync_group(&shared, &switch, &group).await;
+    let done = match shared.links.get(&switch) {
+        Some(link) => link.sync(&shared, &group).await,
+        None => Err(SwitchError::Unreachable("no agent is configured for it".into())),
+    };
     let is_passed = done.is_ok() || matches!(then, Some(Checkpoint::Removed(_)));
     shared.config.checkpoints.pass(then.filter(|_| is_passed)).await;
     let done = done.map_err(|error| error.declined(&switch));
     shared.lock().handle_synced(&group, number, done);
-}
-
-async fn sync_group(shared: &Arc<Shared>, switch: &str, group: &str) -> Result<(), SwitchError> {
-    match shared.links.get(switch) {
-        Some(link) => link.sync(shared, group).await,
-        None => Err(SwitchError::Unreachable("no agent is configured for it".into())),
-    }
 }
