@@ -94,11 +94,7 @@ impl SwitchError {
             }
             Self::Refused(status) => (Cause::Refused, format!("refuses: {}", status.message())),
         };
-        Failure {
-            cause,
-            field: format!("switches.{switch}"),
-            reason,
-        }
+        Failure::at(switch, cause, reason)
     }
 }
 

@@ -170,11 +170,7 @@ mod tests {
     }
 
     fn failure(cause: Cause) -> Failure {
-        Failure {
-            cause,
-            field: "switches.s".into(),
-            reason: "refuses: full".into(),
-        }
+        Failure::at("s", cause, "refuses: full")
     }
 
     #[test]

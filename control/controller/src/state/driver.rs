@@ -567,11 +567,7 @@ impl Core {
 impl Declined {
     fn unreachable(switch: &str, reason: &str) -> Self {
         Self {
-            failure: Failure {
-                cause: Cause::Unreachable,
-                field: format!("switches.{switch}"),
-                reason: format!("cannot be reached: {reason}"),
-            },
+            failure: Failure::at(switch, Cause::Unreachable, format!("cannot be reached: {reason}")),
             words: reason.into(),
             is_of_memory: false,
         }

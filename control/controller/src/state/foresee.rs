@@ -256,11 +256,7 @@ mod tests {
         let wanted = Wanted::Multicast(new_group_from_proto(&request).unwrap());
         let core = star();
         let record = wanted.record(&core, "").unwrap();
-        let unseen = NoPlan::NotYet(Failure {
-            cause: Cause::Unseen,
-            field: "members[0]".into(),
-            reason: "not seen".into(),
-        });
+        let unseen = NoPlan::NotYet(Failure::new(Cause::Unseen, "members[0]", "not seen"));
         // Another controller makes the plan.
         let layout = star().plan_now(&record).unwrap();
         let is_counted = || core.groups.load(&core.facts.topology(), "").is_counted();

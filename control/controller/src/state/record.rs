@@ -331,11 +331,7 @@ impl Ending {
         Self {
             generation,
             refused: false,
-            failure: Failure {
-                cause: Cause::Refused,
-                field: String::new(),
-                reason,
-            },
+            failure: Failure::new(Cause::Refused, "", reason),
             rank,
             switch: switch.map(String::from),
             conflict: None,

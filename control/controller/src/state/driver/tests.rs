@@ -234,11 +234,7 @@ fn unreachable() -> Declined {
 
 fn no_room(switch: &str) -> Declined {
     Declined {
-        failure: Failure {
-            cause: Cause::NoRoom,
-            field: format!("switches.{switch}"),
-            reason: "refuses: full".into(),
-        },
+        failure: Failure::at(switch, Cause::NoRoom, "refuses: full"),
         words: "full".into(),
         is_of_memory: false,
     }

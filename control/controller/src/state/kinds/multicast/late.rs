@@ -79,11 +79,8 @@ impl Core {
             return Err(refuse("it has no plan"));
         };
         let changing = || {
-            Refusal::Failed(Failure {
-                cause: Cause::Unreachable,
-                field: "group".into(),
-                reason: format!("group {group:?} is being changed at its switches: try again soon"),
-            })
+            let reason = format!("group {group:?} is being changed at its switches: try again soon");
+            Refusal::Failed(Failure::new(Cause::Unreachable, "group", reason))
         };
         if !entry.is_confirmed() {
             return Err(changing());
@@ -195,11 +192,7 @@ impl Core {
 }
 
 fn no_plan(reason: &str) -> NoPlan {
-    NoPlan::Never(Failure {
-        cause: Cause::Unfit,
-        field: String::new(),
-        reason: reason.into(),
-    })
+    NoPlan::Never(Failure::new(Cause::Unfit, "", reason))
 }
 
 pub(super) fn has_host(rule: &GroupRule, name: &str) -> bool {
