@@ -10,7 +10,6 @@ use proptest::prelude::*;
 use super::*;
 use crate::state::core::tests::core;
 use crate::state::fabric::{NeighbourReport, SwitchReport, Who};
-use crate::state::kinds::collective::live::Presence;
 use crate::state::{After, Collective, Due, HostRecord, Joining, Kind, Leased, Multicast, Phase, Record};
 
 const MEMBERS: u8 = 5;
@@ -183,12 +182,11 @@ fn apply(core: &mut Core, name: &str, change: Change) {
             }
         }
         Change::Call(at, stands) => {
-            let presence = if stands {
-                Presence::Here(1)
+            if stands {
+                entry.live.present.insert(at.into(), 1);
             } else {
-                Presence::Away(1)
-            };
-            entry.live.present.insert(at.into(), presence);
+                entry.live.present.remove(&u16::from(at));
+            }
         }
         Change::Planned(planned) => {
             let plan = Plan {

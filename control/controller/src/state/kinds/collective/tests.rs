@@ -10,7 +10,6 @@ use castnet_rules::{HostEndpoint, HostPart};
 use castnet_wire::{MacAddr, Psn, Qpn};
 use tracing::{Level, Metadata, span};
 
-use super::live::Presence;
 use super::record::{Collective, Seat};
 use crate::error::Refusal;
 use crate::state::core::tests::{core, join, write};
@@ -278,7 +277,7 @@ fn a_lease_that_ends_before_the_group_runs_is_no_warning() {
         core.seat_rank(join("job", 1, 2, ""), "h1").map(drop).unwrap();
         core.try_change("job", |r| (r.phase, r.generation) = (phase, generation));
         let entry = core.groups.get_mut("job").unwrap();
-        entry.live.present.insert(0, Presence::Away(1));
+        entry.live.present.remove(&0);
         let count = Arc::default();
         tracing::subscriber::with_default(Warnings(Arc::clone(&count)), || core.rank_lease_over("job", 0));
         count.load(Ordering::Relaxed)

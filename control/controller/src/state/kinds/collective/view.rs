@@ -7,7 +7,6 @@ use castnet_proto::convert::{
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 
-use super::live::Presence;
 use super::record::Collective;
 use crate::state::shown::{Planned, Shown, Source};
 use crate::state::view::{self, lanes, problems, tree};
@@ -168,7 +167,7 @@ impl Views for Collective {
         let sources = (0..).zip(&self.ranks).map(|(rank, record)| Source {
             record: record.clone(),
             host: &record.host,
-            is_here: matches!(entry.live.present.get(&rank), Some(Presence::Here(_))),
+            is_here: entry.live.present.contains_key(&rank),
         });
         sources.collect()
     }
@@ -187,7 +186,7 @@ impl Views for Collective {
     fn member(&self, core: &Core, entry: &Entry, at: usize) -> v1::MemberState {
         let (rank, member) = (at as u16, &self.ranks[at]);
         let shown = view::member(core, &member.host, &member.state, |seat| &seat.ends);
-        let here = matches!(entry.live.present.get(&rank), Some(Presence::Here(_)));
+        let here = entry.live.present.contains_key(&rank);
         v1::MemberState {
             rank: rank.into(),
             phase: match shown.phase() {
