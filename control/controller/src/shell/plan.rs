@@ -22,7 +22,7 @@ const PLANS_UNLOCKED: usize = 4;
 
 /// What a plan is for, which decides what follows the last of these times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
+pub(crate) enum Purpose {
     /// To place a group: it is planned under the lock.
     Place,
     /// To be looked at: the last plan is shown.
@@ -42,15 +42,7 @@ impl Shared {
     /// Plans a group over the present fabric with the load of all other groups, without the lock, and calls `then` under
     /// it. `record` gives the group, if it still is to be planned; it is called again if something that the plan depends
     /// on has changed meanwhile.
-    pub(crate) async fn plan<T, E>(
-        self: &Arc<Self>,
-        record: impl FnMut(&mut Core) -> Result<Record, E>,
-        then: impl FnOnce(&mut Core, Record, Result<Layout, NoPlan>) -> T,
-    ) -> Result<T, E> {
-        self.plan_for(Purpose::Place, record, then).await
-    }
-
-    async fn plan_for<T, E>(
+    pub(crate) async fn plan_for<T, E>(
         self: &Arc<Self>,
         purpose: Purpose,
         mut record: impl FnMut(&mut Core) -> Result<Record, E>,
@@ -88,7 +80,7 @@ impl Shared {
         Ok(then(&mut core, record, layout))
     }
 
-    /// Like [`Shared::plan`], for a request. Returns when the state that the answer depends on is on disk.
+    /// Plans a group to place it, for a request. Returns when the state that the answer depends on is on disk.
     async fn answer<T>(
         self: &Arc<Self>,
         record: impl FnMut(&mut Core) -> Result<Record, Refusal>,

@@ -9,6 +9,7 @@ use tokio::time::sleep_until;
 use tonic::Code;
 
 use super::link::{CHANGES_TOGETHER, SwitchError};
+use super::plan::Purpose;
 use super::shared::Shared;
 use crate::config::Checkpoint;
 use crate::state::{Asked, Planning, broken_links, multicast_routes};
@@ -126,7 +127,9 @@ pub(crate) async fn plan(shared: Arc<Shared>, planning: Planning) {
     } = planning;
     shared.config.checkpoints.pass(after).await;
     // It fails where there is nothing to plan any more.
-    let _: Result<(), ()> = shared.plan(|core| record(core).ok_or(()), then).await;
+    let _: Result<(), ()> = shared
+        .plan_for(Purpose::Place, |core| record(core).ok_or(()), then)
+        .await;
 }
 
 pub(crate) async fn sync(shared: Arc<Shared>, asked: Asked) {
