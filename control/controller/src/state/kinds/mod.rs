@@ -1,7 +1,7 @@
 //! What differs between kinds of groups: part of the record, requests, planning and view.
 //!
 //! All else (life cycle, driver, reconciliation, store) is common and asks `GroupKind`. A further kind is a folder here
-//! that implements it, and has an arm in `Kind::behaviour` and in `Kind::behaviour_mut`.
+//! that implements it and `Views`, and has an arm in `Kind::behaviour` and in `Kind::behaviour_mut`.
 
 use std::time::Duration;
 
