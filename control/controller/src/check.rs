@@ -15,43 +15,14 @@ use crate::state::multicast_routes::MulticastRoutes;
 /// Longest time limit.
 pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A fault of a configuration. Displays as `switches[1].name: "leaf" is there twice`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigFault {
-    /// For example `mcst_pool`.
-    pub field: String,
-    /// What is wrong with it.
-    pub reason: String,
-}
-
-impl fmt::Display for ConfigFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.field, self.reason)
-    }
-}
-
-/// All faults of a configuration; at least one. Displays one line per fault.
+/// All faults of a configuration; at least one, each like `switches[1].name: "leaf" is there twice`. Displays one line per fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub struct ConfigFaults(pub Vec<ConfigFault>);
-
-impl fmt::Display for ConfigFaults {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, fault) in self.0.iter().enumerate() {
-            if i > 0 {
-                writeln!(f)?;
-            }
-            write!(f, "{fault}")?;
-        }
-        Ok(())
-    }
-}
+#[error("{}", .0.join("\n"))]
+pub struct ConfigFaults(pub Vec<String>);
 
 impl ConfigFaults {
-    fn add(&mut self, field: impl Into<String>, reason: impl fmt::Display) {
-        self.0.push(ConfigFault {
-            field: field.into(),
-            reason: reason.to_string(),
-        });
+    fn add(&mut self, field: impl fmt::Display, reason: impl fmt::Display) {
+        self.0.push(format!("{field}: {reason}"));
     }
 }
 
@@ -93,10 +64,9 @@ impl Config {
         for (i, SwitchConfig { name, agent }) in self.switches.iter().enumerate() {
             let field = format!("switches[{i}].name");
             if let Err(invalid) = name_from_proto(&field, name) {
-                faults.0.extend(invalid.faults().iter().map(|fault| ConfigFault {
-                    field: fault.field.clone(),
-                    reason: fault.kind.to_string(),
-                }));
+                for fault in invalid.faults() {
+                    faults.add(&fault.field, &fault.kind);
+                }
             } else if !names.insert(name) {
                 faults.add(field, format_args!("{name:?} is there twice"));
             }

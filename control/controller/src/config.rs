@@ -138,32 +138,7 @@ impl Config {
         }
     }
 
-    /// Reads a configuration file; paths in it are relative to `folder`.
-    ///
-    /// ```toml
-    /// listen = "http://127.0.0.1:7470"      # the default
-    /// advertise = "http://127.0.0.1:7470"   # what other controllers tell clients; the default: listen
-    /// store = "controller.redb"             # left out: nothing outlives the process
-    /// # or, for several controllers:
-    /// # store = { etcd = ["https://etcd0:2379"], prefix = "castnet", tls = { ca, cert, key }, insecure = false }
-    /// topology = "fabric.toml"              # left out: from the switches' reports
-    /// mcst_pool = "10.200.0.0/16"           # the default
-    /// verify_mac = false                    # the default
-    /// relay_latency = "10"                  # the default: that of castnet-lab calibrate
-    /// insecure = false                      # the default
-    /// tls = { ca = "ca.pem", cert = "controller.pem", key = "controller.key" }
-    /// audit_log = "audit.jsonl"             # a line for each call that is more than reading; left out: none
-    /// socket_group = "castnet"              # who may connect, where listen is unix:; left out: the owner
-    /// socket_mode = "0660"                  # the default with a group
-    /// roles = { operators = ["ops.example"], read_only = ["grafana.example"] }    # others with a certificate are hosts
-    /// host_groups = 1024                    # the default: groups that a host without a tenant may have created
-    /// host_memory = 50                      # the default: percent of the memory of each switch that they may have
-    /// timeouts = { switch_ms = 5000, host_ms = 15000, reconcile_ms = 10000, link_ms = 5000 }
-    ///
-    /// [[switches]]
-    /// name = "leaf0"
-    /// agent = "unix:/run/castnet/leaf0.sock"
-    /// ```
+    /// Reads a configuration file; paths in it are relative to `folder`. `deploy/examples/controller.toml` has all its fields.
     ///
     /// # Errors
     /// All faults, each with line, column and field.

@@ -38,7 +38,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-pub use crate::check::{ConfigFault, ConfigFaults};
+pub use crate::check::ConfigFaults;
 pub use crate::config::{
     Checkpoint, Checkpoints, Config, DEFAULT_LISTEN, DEFAULT_MCST_POOL, SwitchConfig, Timeouts,
 };
@@ -48,7 +48,7 @@ use crate::shell::front::Front;
 use crate::shell::health::{Mark, Probe};
 use crate::shell::shared::Shared;
 use crate::shell::{tasks, write};
-use crate::state::core::Core;
+use crate::state::Core;
 pub use crate::state::tenants::Tenant;
 pub use crate::state::{kinds, lifecycle, record, written_off};
 use crate::store::etcd::{EtcdConfig, Lead};
@@ -281,22 +281,12 @@ async fn begin(
     );
     let shared = Arc::new(Shared::new(config, term, lead, core));
     // It ends by itself, after the last write.
-    let writer = shared
-        .tasks
-        .spawn(write::write(shared.clone(), store, probe, mark));
-    tokio::spawn(await_panic(
-        writer,
-        "that writes the store",
-        shared.clone(),
-        dead.clone(),
-    ));
+    let writer = write::write(shared.clone(), store, probe, mark);
+    let writer = shared.tasks.spawn(writer);
     let time = shared.tasks.spawn(tasks::keep_time(shared.clone()));
-    tokio::spawn(await_panic(
-        time,
-        "that keeps the time",
-        shared.clone(),
-        dead.clone(),
-    ));
+    for (task, which) in [(writer, "that writes the store"), (time, "that keeps the time")] {
+        tokio::spawn(await_panic(task, which, shared.clone(), dead.clone()));
+    }
     tracing::info!(%address, owner = shared.term.owner, epoch = shared.term.epoch, "controller serves");
     for link in shared.links.values() {
         shared.spawn(link.clone().run(shared.clone()));

@@ -10,21 +10,18 @@ use castnet_rules::HostEndpoint;
 use super::follow::Follow;
 use super::shared::{Locked, Shared};
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::kinds::Joining;
 use crate::state::kinds::collective::requests::Seated;
 use crate::state::kinds::collective::secret::Secret;
 use crate::state::kinds::collective::view::{self as ranks, RankState};
 use crate::state::kinds::multicast::record::JoinedBy;
 use crate::state::kinds::multicast::requests::HowToJoin;
 use crate::state::kinds::multicast::view::{self, MemberView};
-use crate::state::lifecycle::Phase;
-use crate::state::requests::Seen;
+use crate::state::{Core, Joining, Phase, Seen};
 
 /// A member learns within this time for each member of its group who else has joined, left or lost its call. What it needs
-/// at once comes at once, see [`GroupKind::news`].
+/// at once comes at once, see [`Views::news`].
 ///
-/// [`GroupKind::news`]: crate::state::kinds::GroupKind::news
+/// [`Views::news`]: crate::state::kinds::Views::news
 const PAUSE_PER_MEMBER: Duration = Duration::from_millis(1);
 
 /// The changes of a group, as a member sees them.

@@ -17,9 +17,8 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::error::Refusal;
 use crate::state::access::check_size;
-use crate::state::kinds::collective::record::Collective;
 use crate::state::kinds::collective::secret::Secret;
-use crate::state::record::Record;
+use crate::state::{Collective, Record};
 
 /// Maximum bytes of all blobs, each counted once.
 const BYTES_MAX: usize = 256 << 20;
@@ -341,9 +340,9 @@ mod tests {
     use crate::shell::shared::tests::shared;
     use crate::shell::write;
     use crate::state::core::tests::{core, join};
-    use crate::state::kinds::Kind;
     use crate::state::kinds::multicast::outside::Outside as OutsideReceiver;
-    use crate::state::kinds::multicast::record::{Diverted, Multicast};
+    use crate::state::kinds::multicast::record::Diverted;
+    use crate::state::{Kind, Multicast};
     use crate::store::StoreError;
 
     fn caller(name: Option<&str>) -> Arc<Caller> {

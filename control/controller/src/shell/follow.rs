@@ -8,8 +8,7 @@ use tokio::sync::watch;
 
 use super::shared::Locked;
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::kinds::News;
+use crate::state::{Core, News};
 
 /// Shared by all who follow a group.
 struct Signals {
@@ -57,12 +56,6 @@ impl Locked<'_> {
 }
 
 impl Follow {
-    /// Waits for the next change.
-    pub(crate) async fn changed(&mut self) {
-        // It cannot fail: the sender is there.
-        let _ = self.changes.changed().await;
-    }
-
     /// Whether the group is there: another one may have its name.
     pub(crate) fn is_there(&self, core: &Core) -> bool {
         let followers = core.groups.get(&self.group).map(|entry| &entry.followers);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::store::{Batch, Entry, Key, REFUSED, Store, StoreError, Table, Version, Write, encode};
+use crate::store::{Batch, Key, REFUSED, Store, StoreError, Version, Write, encode};
 
 /// Pause between log messages about a store that fails.
 const LOG_PERIOD: Duration = Duration::from_secs(60);
@@ -63,22 +63,37 @@ impl Health {
     }
 }
 
-/// Writes an entry of the store that has no meaning, to see whether others can be written.
-pub(crate) struct Probe {
+/// An entry of the controller itself.
+struct Own {
     key: Key,
     version: Version,
+}
+
+impl Own {
+    fn new(name: &str, versions: &BTreeMap<Key, Version>) -> Self {
+        let key = Key::meta(name);
+        let version = versions.get(&key).copied().unwrap_or(0);
+        Self { key, version }
+    }
+
+    async fn write(&mut self, store: &dyn Store, value: Vec<u8>) -> Result<(), StoreError> {
+        let batch = [(self.key.clone(), Write::put(self.version, value))];
+        store.commit(batch.into()).await?;
+        self.version += 1;
+        Ok(())
+    }
+}
+
+/// Writes an entry of the store that has no meaning, to see whether others can be written.
+pub(crate) struct Probe {
+    entry: Own,
     bytes: usize,
 }
 
 impl Probe {
     pub(crate) fn new(versions: &BTreeMap<Key, Version>) -> Self {
-        let key = Key {
-            table: Table::Meta,
-            name: "probe".into(),
-        };
         Self {
-            version: versions.get(&key).copied().unwrap_or(0),
-            key,
+            entry: Own::new("probe", versions),
             bytes: *PROBE_BYTES.start(),
         }
     }
@@ -92,12 +107,7 @@ impl Probe {
 
     pub(crate) async fn write(&mut self, store: &dyn Store) -> Result<(), StoreError> {
         for bytes in [self.bytes, 0] {
-            let (was, version) = (self.version, self.version + 1);
-            let value = vec![0; bytes];
-            let entry = Some(Entry { version, value });
-            let batch = [(self.key.clone(), Write { was, entry })];
-            store.commit(batch.into()).await?;
-            self.version = version;
+            self.entry.write(store, vec![0; bytes]).await?;
         }
         Ok(())
     }
@@ -105,31 +115,18 @@ impl Probe {
 
 /// Writes that a switch has refused this controller, as another one leads: the next one on this store does not begin.
 pub(crate) struct Mark {
-    key: Key,
-    was: Version,
+    entry: Own,
     epoch: u64,
 }
 
 impl Mark {
     pub(crate) fn new(versions: &BTreeMap<Key, Version>, epoch: u64) -> Self {
-        let key = Key {
-            table: Table::Meta,
-            name: REFUSED.into(),
-        };
-        Self {
-            was: versions.get(&key).copied().unwrap_or(0),
-            key,
-            epoch,
-        }
+        let entry = Own::new(REFUSED, versions);
+        Self { entry, epoch }
     }
 
-    pub(crate) async fn write(&self, store: &dyn Store) -> Result<(), StoreError> {
-        let (key, was) = (self.key.clone(), self.was);
-        let entry = Some(Entry {
-            version: was + 1,
-            value: encode(&self.epoch),
-        });
-        store.commit([(key, Write { was, entry })].into()).await
+    pub(crate) async fn write(&mut self, store: &dyn Store) -> Result<(), StoreError> {
+        self.entry.write(store, encode(&self.epoch)).await
     }
 }
 

@@ -19,10 +19,9 @@ use tonic::{Code, Response, Status};
 use crate::config::SwitchConfig;
 use crate::error::Refusal;
 use crate::shell::shared::Shared;
-use crate::state::core::Core;
 use crate::state::driver::Declined;
-use crate::state::fabric::{NeighbourReport, PortReport, Reach, SwitchReport, Who};
-use crate::state::lifecycle::{Cause, Failure};
+use crate::state::fabric::{NeighbourReport, PortReport, SwitchReport, Who};
+use crate::state::{Cause, Core, Failure, Reach};
 
 mod install;
 mod purge;
@@ -50,7 +49,7 @@ pub(crate) struct Link {
     /// Held while a task changes the switch, so that no late installation follows a removal.
     turn: tokio::sync::Mutex<()>,
     /// Whether it still answers is of interest now.
-    look: Notify,
+    pub(crate) look: Notify,
     /// Held while a task changes the routes of the switch.
     routes_turn: tokio::sync::Mutex<()>,
     /// What the switch was told about ports of hosts since it was connected.
@@ -95,11 +94,7 @@ impl SwitchError {
             }
             Self::Refused(status) => (Cause::Refused, format!("refuses: {}", status.message())),
         };
-        Failure {
-            cause,
-            field: format!("switches.{switch}"),
-            reason,
-        }
+        Failure::at(switch, cause, reason)
     }
 }
 
@@ -125,9 +120,10 @@ impl From<Status> for SwitchError {
 }
 
 async fn call<T>(
-    within: Duration,
+    shared: &Shared,
     call: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<T, SwitchError> {
+    let within = shared.config.timeouts.switch;
     match timeout(within, call).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
         Ok(Err(status)) => Err(status.into()),
@@ -144,7 +140,7 @@ async fn ask_capabilities(shared: &Shared, client: &mut Client) -> Result<v1::Ca
         }
         report
     };
-    call(shared.config.timeouts.switch, report).await
+    call(shared, report).await
 }
 
 impl Link {
@@ -162,7 +158,8 @@ impl Link {
     }
 
     /// The client; waits for a first attempt to connect that is under way.
-    async fn client(&self, within: Duration) -> Result<Client, SwitchError> {
+    async fn client(&self, shared: &Shared) -> Result<Client, SwitchError> {
+        let within = shared.config.timeouts.switch;
         let mut connection = self.connection.subscribe();
         let tried = timeout(within, connection.wait_for(Option::is_some)).await;
         let reason = match tried.ok().and_then(Result::ok).as_deref() {
@@ -171,11 +168,6 @@ impl Link {
             Some(None) | None => format!("not connected within {within:?}"),
         };
         Err(SwitchError::Unreachable(reason))
-    }
-
-    /// Asks the switch for its state soon, to see whether it answers.
-    pub(crate) fn look_now(&self) {
-        self.look.notify_one();
     }
 
     pub(crate) async fn run(self: Arc<Self>, shared: Arc<Shared>) {
@@ -229,7 +221,6 @@ impl Link {
     }
 
     async fn session(&self, shared: &Arc<Shared>) -> Result<std::convert::Infallible, SwitchError> {
-        let within = shared.config.timeouts.switch;
         let ended = || SwitchError::Unreachable("the agent ended the connection".into());
         let channel = connect(&self.config.agent, &shared.config.security)
             .await
@@ -247,9 +238,9 @@ impl Link {
             return Err(SwitchError::Unreachable(reason));
         }
         // Subscribes first: changes after the reports below arrive as events.
-        let mut events = call(within, client.watch_events(v1::WatchAgentEventsRequest {})).await?;
+        let mut events = call(shared, client.watch_events(v1::WatchAgentEventsRequest {})).await?;
         let first = async { events.message().await.map(Response::new) };
-        call(within, first).await?.ok_or_else(ended)?;
+        call(shared, first).await?.ok_or_else(ended)?;
         *self.guard.lock() = None;
         self.report(shared, &mut client).await?;
         {
@@ -295,46 +286,29 @@ impl Link {
 
     /// Returns whether to query the switch again.
     fn handle(&self, shared: &Arc<Shared>, event: v1::AgentEvent) -> bool {
+        let switch = &self.config.name;
         match event.event {
             Some(Told::Port(_) | Told::Neighbour(_) | Told::NeighboursUnreported(_) | Told::Lagged(_)) => {
-                true
+                return true;
             }
-            Some(Told::Group(changed)) => changed.removed && self.misses(shared, &changed.mcst_id),
-            Some(Told::PathStalled(stalled)) => shared.lock().path_stalled(&self.config.name, stalled),
-            Some(Told::MemberFailed(failed)) => {
-                shared.lock().member_failed(&self.config.name, failed);
-                false
-            }
-            Some(Told::PathJoined(joined)) => {
-                shared.lock().path_joined(&self.config.name, &joined);
-                false
-            }
-            Some(Told::CollectiveStalled(stalled)) => {
-                shared.lock().waits(&self.config.name, &stalled);
-                false
-            }
-            Some(Told::CollectiveConflict(conflict)) => {
-                shared.lock().conflict(&self.config.name, &conflict);
-                false
-            }
+            Some(Told::Group(changed)) => return changed.removed && self.misses(shared, &changed.mcst_id),
+            Some(Told::PathStalled(stalled)) => return shared.lock().path_stalled(switch, stalled),
+            Some(Told::MemberFailed(failed)) => shared.lock().member_failed(switch, failed),
+            Some(Told::PathJoined(joined)) => shared.lock().path_joined(switch, &joined),
+            Some(Told::CollectiveStalled(stalled)) => shared.lock().waits(switch, &stalled),
+            Some(Told::CollectiveConflict(conflict)) => shared.lock().conflict(switch, &conflict),
             Some(Told::RankRefused(refused)) => {
-                let (switch, core) = (&self.config.name, &mut *shared.lock());
-                let owner = core
-                    .groups
-                    .get(&refused.group)
-                    .map(|entry| entry.record().owner.clone());
+                let core = &mut *shared.lock();
+                let entry = core.groups.get(&refused.group);
+                let owner = entry.map(|entry| entry.record().owner.clone());
                 if core.may_warn(&owner.unwrap_or_default()) {
                     tracing::warn!(switch, ?refused, "a rank breaks a rule of its group");
                 }
-                false
             }
             Some(Told::PfcStorm(storm)) => {
-                let switch = &self.config.name;
                 tracing::warn!(switch, ?storm, "a class is paused for too long");
-                false
             }
             Some(Told::AddressClaimed(claimed)) => {
-                let switch = &self.config.name;
                 let port = claimed.claim.as_ref().map_or(0, |claim| claim.port);
                 if shared.lock().may_warn(&format!("{switch}:{port}")) {
                     tracing::warn!(
@@ -343,7 +317,6 @@ impl Link {
                         "a host claims an address that was seen elsewhere"
                     );
                 }
-                false
             }
             Some(
                 Told::SourcesCompete(_)
@@ -354,8 +327,9 @@ impl Link {
                 | Told::FdbFull(_)
                 | Told::NeighboursFull(_),
             )
-            | None => false,
+            | None => {}
         }
+        false
     }
 
     fn misses(&self, shared: &Arc<Shared>, mcst_id: &str) -> bool {
@@ -366,9 +340,8 @@ impl Link {
     }
 
     async fn report(&self, shared: &Arc<Shared>, client: &mut Client) -> Result<(), SwitchError> {
-        let within = shared.config.timeouts.switch;
-        let ports = call(within, client.list_ports(v1::ListPortsRequest {})).await?;
-        let neighbours = call(within, client.list_neighbours(v1::ListNeighboursRequest {})).await?;
+        let ports = call(shared, client.list_ports(v1::ListPortsRequest {})).await?;
+        let neighbours = call(shared, client.list_neighbours(v1::ListNeighboursRequest {})).await?;
         let report = SwitchReport {
             ports: ports.ports.into_iter().filter_map(port_report).collect(),
             neighbours: neighbours

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use castnet_group::CollectiveSettings;
 use castnet_planner::{Room, Rooms};
 use castnet_proto::convert::{NewCollective, NewGroup};
 use castnet_proto::v1;
@@ -14,21 +13,16 @@ use tokio::sync::{MutexGuard, OwnedMutexGuard};
 use super::durable::Ticket;
 use super::shared::Shared;
 use crate::error::Refusal;
-use crate::state::core::Core;
 use crate::state::foresee::{self, Foreseen, Wanted};
-use crate::state::kinds::collective::record::Collective;
-use crate::state::kinds::multicast::record::Multicast;
-use crate::state::kinds::{self, Kind};
-use crate::state::lifecycle::Phase;
-use crate::state::planning::{Draft, Layout, NoPlan};
-use crate::state::record::Record;
+use crate::state::planning::Draft;
+use crate::state::{Core, Layout, NoPlan, Phase, Record, kinds};
 
 /// A group is planned so many times without the lock, if something has always changed meanwhile.
 const PLANS_UNLOCKED: usize = 4;
 
 /// What a plan is for, which decides what follows the last of these times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
+pub(crate) enum Purpose {
     /// To place a group: it is planned under the lock.
     Place,
     /// To be looked at: the last plan is shown.
@@ -48,15 +42,7 @@ impl Shared {
     /// Plans a group over the present fabric with the load of all other groups, without the lock, and calls `then` under
     /// it. `record` gives the group, if it still is to be planned; it is called again if something that the plan depends
     /// on has changed meanwhile.
-    pub(crate) async fn plan<T, E>(
-        self: &Arc<Self>,
-        record: impl FnMut(&mut Core) -> Result<Record, E>,
-        then: impl FnOnce(&mut Core, Record, Result<Layout, NoPlan>) -> T,
-    ) -> Result<T, E> {
-        self.plan_for(Purpose::Place, record, then).await
-    }
-
-    async fn plan_for<T, E>(
+    pub(crate) async fn plan_for<T, E>(
         self: &Arc<Self>,
         purpose: Purpose,
         mut record: impl FnMut(&mut Core) -> Result<Record, E>,
@@ -94,7 +80,7 @@ impl Shared {
         Ok(then(&mut core, record, layout))
     }
 
-    /// Like [`Shared::plan`], for a request. Returns when the state that the answer depends on is on disk.
+    /// Plans a group to place it, for a request. Returns when the state that the answer depends on is on disk.
     async fn answer<T>(
         self: &Arc<Self>,
         record: impl FnMut(&mut Core) -> Result<Record, Refusal>,
@@ -180,7 +166,7 @@ impl Shared {
         caller: &str,
     ) -> Result<v1::PlanGroupResponse, Refusal> {
         let own = self.turns.own(caller).await?;
-        let record = |core: &mut Core| wanted.record(core);
+        let record = |core: &mut Core| wanted.record(core, "");
         let then = |core: &mut Core, record, layout: Result<Layout, NoPlan>| {
             let has_own = |layout: &Layout| !layout.new_mcst_ids.is_empty();
             match wanted.mcst_id() {
@@ -216,18 +202,13 @@ impl Shared {
         new: NewCollective,
         owner: &str,
     ) -> Result<v1::CollectiveState, Refusal> {
-        let settings = CollectiveSettings::new(&new.settings);
-        let record = |core: &mut Core| {
-            core.check_collective(&new)?;
-            let kind = Kind::Collective(Collective::new(new.ranks.clone(), settings.clone(), false));
-            let common = (settings.lanes, new.settings.rate_limit);
-            let record = core.draw_up(&new.name, kind, common, new.mcst_id, owner);
-            record.map(|record| record.described(&new.description))
-        };
-        let then = |core: &mut Core, record, layout| {
-            core.check_collective(&new)?;
-            core.create(record, new.mcst_id, layout)?;
-            let (entry, _) = core.collective(&new.name)?;
+        let wanted = Wanted::Collective(new);
+        let record = |core: &mut Core| core.draw_up(&wanted, owner);
+        let then = |core: &mut Core, record: Record, layout| {
+            wanted.check(core)?;
+            let name = record.name.clone();
+            core.create(record, wanted.mcst_id(), layout)?;
+            let (entry, _) = core.collective(&name)?;
             Ok(kinds::collective::view::state(core, entry))
         };
         self.answer(record, then).await
@@ -236,27 +217,22 @@ impl Shared {
     /// The state of a new group; if all members are in, once it is active. Where it cannot be installed, nothing of it stays.
     pub(crate) async fn create_multicast(
         self: &Arc<Self>,
-        group: NewGroup,
+        mut group: NewGroup,
         owner: &str,
     ) -> Result<v1::GroupState, Refusal> {
-        let wanted = group.mcst_id;
-        let start_psn = group.start_psn.unwrap_or_else(|| Psn::new(crate::draw() as u32));
-        let record = |core: &mut Core| {
-            core.check_multicast(&group)?;
-            let latency = core.config.relay_latency;
-            let kind = Kind::Multicast(Multicast::new(group.clone(), start_psn, latency));
-            let common = (group.lanes, group.rate_limit);
-            let record = core.draw_up(&group.name, kind, common, wanted, owner);
-            record.map(|record| record.described(&group.description))
-        };
+        group
+            .start_psn
+            .get_or_insert_with(|| Psn::new(crate::draw() as u32));
+        let (name, wanted) = (group.name.clone(), Wanted::Multicast(group));
+        let record = |core: &mut Core| core.draw_up(&wanted, owner);
         let then = |core: &mut Core, record, layout| {
-            core.check_multicast(&group)?;
-            core.add_multicast(record, wanted, layout)
+            wanted.check(core)?;
+            core.add_multicast(record, wanted.mcst_id(), layout)
         };
         let (mcst_id, complete) = self.answer(record, then).await?;
-        let created = self.created((&group.name, mcst_id), complete).await;
+        let created = self.created((&name, mcst_id), complete).await;
         if let Err(Refusal::Failed(_)) = created {
-            self.destroy_created((&group.name, mcst_id)).await?;
+            self.destroy_created((&name, mcst_id)).await?;
         }
         created
     }
@@ -307,12 +283,14 @@ impl Shared {
 mod tests {
     use std::time::Duration;
 
+    use castnet_group::CollectiveSettings;
     use castnet_proto::convert::new_group_from_proto;
 
     use super::*;
     use crate::shell::shared::tests::{end_batch, shared};
     use crate::shell::write;
     use crate::state::core::tests::join;
+    use crate::state::{Collective, Kind};
     use crate::store::StoreError;
 
     /// Of a job with one rank, which is not on disk.

@@ -21,13 +21,10 @@ use crate::shell::front::held;
 use crate::shell::link::{GROUPS_TOGETHER, Link};
 use crate::shell::shared::{Locked, Shared};
 use crate::shell::watch::{News, Watcher};
-use crate::state::core::Core;
 use crate::state::foresee::Wanted;
 use crate::state::kinds::multicast::record::Received;
 use crate::state::kinds::multicast::requests::HowToJoin;
-use crate::state::requests::Seen;
-use crate::state::table::Entry;
-use crate::state::view;
+use crate::state::{Core, Entry, Seen, view};
 
 /// A part of a list ends at this many members.
 const MEMBERS_TOGETHER: usize = 2048;
@@ -212,59 +209,44 @@ impl Controller for Service {
 
     async fn join_group(&self, request: Request<v1::JoinGroupRequest>) -> Answer<Self::JoinGroupStream> {
         let caller = Caller::of(&request)?;
-        let v1::JoinGroupRequest {
-            group,
-            host,
-            connection,
-            lease_ms,
-            brief,
-            from_next_message,
-            co_works,
-            passes_on,
-        } = request.into_inner();
-        let lease = lease_from_proto(lease_ms)?;
-        caller.concerns(format!("{group} host {host}"));
-        let host = name_from_proto("host", &host)?;
-        let ends = connection_from_proto("connection", &host, connection.as_ref())?;
+        let request = request.into_inner();
+        let lease = lease_from_proto(request.lease_ms)?;
+        caller.concerns(format!("{} host {}", request.group, request.host));
+        let host = name_from_proto("host", &request.host)?;
+        let ends = connection_from_proto("connection", &host, request.connection.as_ref())?;
         caller.check_host(&host, "join")?;
         let join = |core: &mut Locked<'_>| {
-            core.check_member(&caller, &group, "join")?;
+            core.check_member(&caller, &request.group, "join")?;
             if let Some(end) = ends.first() {
-                core.check_itself(&caller, end, Some(&group))?;
+                core.check_itself(&caller, end, Some(&request.group))?;
             }
             let how = HowToJoin {
                 lease,
-                from_next_message,
-                co_works,
-                passes_on,
+                from_next_message: request.from_next_message,
+                co_works: request.co_works,
+                passes_on: request.passes_on,
             };
-            core.join(&group, host, ends, how)
+            core.join(&request.group, host, ends, how)
         };
         let mut join = self.stored(join).await?;
-        join.brief = brief;
+        join.brief = request.brief;
         self.following(join)
     }
 
     async fn leave_group(&self, request: Request<v1::LeaveGroupRequest>) -> Answer<v1::LeaveGroupResponse> {
         let caller = Caller::of(&request)?;
-        let v1::LeaveGroupRequest {
-            group,
-            host,
-            rank,
-            diverts,
-            received,
-        } = request.into_inner();
-        let group = name_from_proto("group", &group)?;
-        if rank.is_none() {
-            name_from_proto("host", &host)?;
+        let request = request.into_inner();
+        let (group, host) = (name_from_proto("group", &request.group)?, &request.host);
+        if request.rank.is_none() {
+            name_from_proto("host", host)?;
         }
-        let diverts = diverts.map(diversion_from_proto).transpose()?;
-        received.as_ref().map(check_received).transpose()?;
-        caller.concerns(match rank {
+        let diverts = request.diverts.map(diversion_from_proto).transpose()?;
+        request.received.as_ref().map(check_received).transpose()?;
+        caller.concerns(match request.rank {
             Some(rank) => format!("{group} rank {rank}"),
             None => format!("{group} host {host}"),
         });
-        let leave = |core: &mut Locked<'_>| match rank {
+        let leave = |core: &mut Locked<'_>| match request.rank {
             Some(rank) => {
                 core.check_rank(&caller, &group, rank, "leave")?;
                 let left = core.leave_collective(&group, rank)?;
@@ -274,9 +256,9 @@ impl Controller for Service {
                 })
             }
             None => {
-                caller.check_host(&host, "leave")?;
+                caller.check_host(host, "leave")?;
                 core.check_member(&caller, &group, "leave")?;
-                core.leave(&group, &host, diverts, received.map(Received::from))
+                core.leave(&group, host, diverts, request.received.map(Received::from))
             }
         };
         Ok(Response::new(self.stored(leave).await?))
@@ -287,22 +269,17 @@ impl Controller for Service {
         request: Request<v1::ReportUnreachedRequest>,
     ) -> Answer<v1::ReportUnreachedResponse> {
         let caller = Caller::of(&request)?;
-        let v1::ReportUnreachedRequest {
-            group,
-            host,
-            receiver,
-            number,
-            reason,
-        } = request.into_inner();
-        for (field, name) in [("group", &group), ("host", &host), ("receiver", &receiver)] {
+        let request = request.into_inner();
+        let (group, host, receiver) = (&request.group, &request.host, &request.receiver);
+        for (field, name) in [("group", group), ("host", host), ("receiver", receiver)] {
             name_from_proto(field, name)?;
         }
         caller.concerns(format!("{group} host {host} receiver {receiver}"));
-        let reason = unreached_from_proto(reason)?;
-        caller.check_host(&host, "report")?;
+        let reason = unreached_from_proto(request.reason)?;
+        caller.check_host(host, "report")?;
         let report = |core: &mut Locked<'_>| {
-            core.check_member(&caller, &group, "report about")?;
-            core.unreached(&group, (&host, &receiver, number), &reason)
+            core.check_member(&caller, group, "report about")?;
+            core.unreached(group, (host, receiver, request.number), &reason)
         };
         self.stored(report).await?;
         Ok(Response::new(v1::ReportUnreachedResponse {}))
@@ -336,9 +313,8 @@ impl Controller for Service {
         let v1::AddMemberRequest { group, host } = request.into_inner();
         caller.concerns(format!("{group} host {host}"));
         let host = name_from_proto("host", &host)?;
-        Ok(Response::new(
-            self.stored(|core| core.add_member(&group, &host)).await?,
-        ))
+        let added = self.stored(|core| core.add_member(&group, &host)).await?;
+        Ok(Response::new(added))
     }
 
     async fn evict_member(
@@ -570,9 +546,7 @@ mod tests {
 
     use super::*;
     use crate::shell::shared::tests::shared;
-    use crate::state::kinds::Kind;
-    use crate::state::kinds::collective::record::Collective;
-    use crate::state::record::Record;
+    use crate::state::{Collective, Kind, Record};
 
     /// Each look sees a new state.
     #[derive(Default)]

@@ -21,8 +21,8 @@ use super::plan::Turns;
 use super::tasks;
 use crate::config::Config;
 use crate::error::Refusal;
-use crate::state::core::{Core, EVENTS_MAX};
-use crate::state::effect::Effect;
+use crate::state::core::EVENTS_MAX;
+use crate::state::{Core, Effect};
 use crate::store::etcd::Lead;
 
 /// The locked state. What its changes ask for outside is carried out before it is free.
@@ -248,11 +248,6 @@ impl Shared {
         self.lead.is_some()
     }
 
-    pub(crate) fn release(&self, event: v1::ControllerEvent) {
-        // There may be no subscriber.
-        let _ = self.events.send(Arc::new(event));
-    }
-
     /// Waits until all changes so far are on disk.
     pub(crate) async fn durable(&self) -> Result<(), Refusal> {
         let ticket = self.batches.ticket(&self.core.lock().journal);
@@ -293,7 +288,8 @@ impl Shared {
             follow.changes.mark_unchanged();
             let read = |core: &Core| (look(core), follow.is_there(core));
             match self.read(read).await? {
-                (None, true) => follow.changed().await,
+                // It cannot fail: the sender is there.
+                (None, true) => drop(follow.changes.changed().await),
                 (found, _) => return Ok(found),
             }
         }
@@ -303,7 +299,8 @@ impl Shared {
     pub(crate) fn carry_out(self: &Arc<Self>, effect: Effect) {
         let shared = self.clone();
         match effect {
-            Effect::Publish(event) => self.release(*event),
+            // There may be no subscriber.
+            Effect::Publish(event) => drop(self.events.send(Arc::new(*event))),
             Effect::Changed { followers, news } => follow::tell(followers, news),
             Effect::FabricChanged => {
                 self.fabric.send_replace(());
@@ -314,7 +311,7 @@ impl Shared {
             Effect::Refine(group) => self.spawn(tasks::refine_soon(shared, group)),
             Effect::Look(switch) => {
                 if let Some(link) = self.links.get(&switch) {
-                    link.look_now();
+                    link.look.notify_one();
                 }
             }
             Effect::SyncRoutes(switch) => tasks::sync_routes(self, &switch, None),
@@ -329,8 +326,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::shell::write;
     use crate::state::core::tests::{core, join};
-    use crate::state::lifecycle::{Event, Phase};
-    use crate::state::timers::Owner;
+    use crate::state::{Event, Owner, Phase};
 
     /// Without tasks: nothing is written, and no switch is called.
     pub(crate) fn shared() -> Arc<Shared> {

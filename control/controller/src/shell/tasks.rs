@@ -9,10 +9,10 @@ use tokio::time::sleep_until;
 use tonic::Code;
 
 use super::link::{CHANGES_TOGETHER, SwitchError};
+use super::plan::Purpose;
 use super::shared::Shared;
 use crate::config::Checkpoint;
-use crate::state::effect::{Asked, Planning};
-use crate::state::{broken_links, multicast_routes};
+use crate::state::{Asked, Planning, broken_links, multicast_routes};
 
 /// Pause before a group is looked at whose rules are on their way to its switches.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -127,7 +127,9 @@ pub(crate) async fn plan(shared: Arc<Shared>, planning: Planning) {
     } = planning;
     shared.config.checkpoints.pass(after).await;
     // It fails where there is nothing to plan any more.
-    let _: Result<(), ()> = shared.plan(|core| record(core).ok_or(()), then).await;
+    let _: Result<(), ()> = shared
+        .plan_for(Purpose::Place, |core| record(core).ok_or(()), then)
+        .await;
 }
 
 pub(crate) async fn sync(shared: Arc<Shared>, asked: Asked) {
@@ -139,16 +141,12 @@ pub(crate) async fn sync(shared: Arc<Shared>, asked: Asked) {
         then,
     } = asked;
     shared.config.checkpoints.pass(after).await;
-    let done = sync_group(&shared, &switch, &group).await;
+    let done = match shared.links.get(&switch) {
+        Some(link) => link.sync(&shared, &group).await,
+        None => Err(SwitchError::Unreachable("no agent is configured for it".into())),
+    };
     let is_passed = done.is_ok() || matches!(then, Some(Checkpoint::Removed(_)));
     shared.config.checkpoints.pass(then.filter(|_| is_passed)).await;
     let done = done.map_err(|error| error.declined(&switch));
     shared.lock().handle_synced(&group, number, done);
-}
-
-async fn sync_group(shared: &Arc<Shared>, switch: &str, group: &str) -> Result<(), SwitchError> {
-    match shared.links.get(switch) {
-        Some(link) => link.sync(shared, group).await,
-        None => Err(SwitchError::Unreachable("no agent is configured for it".into())),
-    }
 }

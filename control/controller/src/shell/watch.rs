@@ -14,7 +14,7 @@ use tonic::Status;
 
 use crate::shell::service::part;
 use crate::shell::shared::Shared;
-use crate::state::core::Core;
+use crate::state::Core;
 use crate::state::shown::{self, Shown};
 
 /// What a watcher is sent, shared until it is taken.
@@ -174,10 +174,7 @@ mod tests {
 
     use super::*;
     use crate::shell::shared::tests::shared;
-    use crate::state::kinds::Kind;
-    use crate::state::kinds::collective::record::Collective;
-    use crate::state::lifecycle::Phase;
-    use crate::state::record::Record;
+    use crate::state::{Collective, Kind, Phase, Record};
 
     /// 64 watchers each kept the states of all groups, and 64 whole events.
     #[tokio::test]

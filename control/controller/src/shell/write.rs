@@ -36,7 +36,7 @@ async fn write_all(shared: &Arc<Shared>, store: &dyn Store, mut probe: Probe, ma
     );
     loop {
         if let Some(refused) = mark
-            .as_ref()
+            .as_mut()
             .filter(|_| shared.is_superseded() && health.retry_at.is_none())
         {
             match refused.write(store).await {

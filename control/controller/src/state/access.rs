@@ -6,12 +6,9 @@ use castnet_proto::v1::{self, ExchangeAmong};
 use castnet_rules::HostEndpoint;
 
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::kinds::collective::record::Collective;
 use crate::state::kinds::collective::secret::Secret;
 use crate::state::kinds::collective::view;
-use crate::state::record::Record;
-use crate::state::table::Entry;
+use crate::state::{Collective, Core, Entry, Record};
 
 /// The right that a method needs. The test below fails if one is missing.
 pub(crate) fn right(method: &str) -> Option<Right> {
@@ -185,8 +182,8 @@ mod tests {
     use castnet_proto::transport::Peer;
 
     use super::*;
+    use crate::state::HostRecord;
     use crate::state::core::tests::{core, join};
-    use crate::state::fabric::HostRecord;
 
     fn host(name: &str) -> Caller {
         let peer = Peer {

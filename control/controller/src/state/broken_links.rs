@@ -6,15 +6,10 @@ use std::time::{Duration, Instant};
 
 use castnet_topology::{End, Topology};
 
-use crate::state::core::Core;
-use crate::state::effect::Effect;
-use crate::state::fabric::{Facts, Reach, Who};
+use crate::state::fabric::{Facts, Who};
 use crate::state::kinds::multicast::replan;
-use crate::state::lifecycle::{Event, Phase};
 use crate::state::lost_switches::why_dead;
-use crate::state::record::{Ending, Record};
-use crate::state::table::Entry;
-use crate::state::timers::Due;
+use crate::state::{Core, Due, Effect, Ending, Entry, Event, Phase, Reach, Record};
 use castnet_rules::{GroupKind, NextHop};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -170,14 +165,19 @@ pub(crate) fn down(core: &Core, entry: &Entry) -> Vec<DownLink> {
     };
     let mut all = Vec::new();
     for (switch, rule) in &plan.rules {
-        all.extend(why_dead(core, entry, switch).map(|why| DownLink {
-            name: format!("switch {switch}"),
-            is_switch: true,
+        let down = |name, why| DownLink {
+            name,
+            is_switch: false,
             why,
             rank: None,
             switch: Some(switch.clone()),
             at: switch.clone(),
+            hosts: Vec::new(),
+        };
+        all.extend(why_dead(core, entry, switch).map(|why| DownLink {
+            is_switch: true,
             hosts: rule.hosts().map(|(_, host)| host.name.clone()).collect(),
+            ..down(format!("switch {switch}"), why)
         }));
         let parent = match &rule.kind {
             GroupKind::Multicast(kind) => Some(kind.source),
@@ -188,13 +188,10 @@ pub(crate) fn down(core: &Core, entry: &Entry) -> Vec<DownLink> {
             let near = (switch.as_str(), endpoint.port.index() as u8);
             match &endpoint.next_hop {
                 NextHop::Host(host) => all.extend(silent_port(facts, near).map(|why| DownLink {
-                    name: format!("link {} - {}", End::port(switch, near.1), host.name),
-                    is_switch: false,
-                    why,
                     rank: host.rank().map(|part| part.rank),
                     switch: None,
-                    at: switch.clone(),
                     hosts: vec![host.name.clone()],
+                    ..down(format!("link {} - {}", End::port(switch, near.1), host.name), why)
                 })),
                 // Each link between switches once: at the lower one.
                 NextHop::Switch { name, .. } if parent == Some(index) => {
@@ -207,15 +204,8 @@ pub(crate) fn down(core: &Core, entry: &Entry) -> Vec<DownLink> {
                     let why = silent_port(facts, near)
                         .or_else(|| silent_port(facts, far))
                         .or_else(|| unheard(facts, near, far));
-                    all.extend(why.map(|why| DownLink {
-                        name: format!("link {} - {}", End::port(switch, near.1), End::port(name, far.1)),
-                        is_switch: false,
-                        why,
-                        rank: None,
-                        switch: Some(switch.clone()),
-                        at: switch.clone(),
-                        hosts: Vec::new(),
-                    }));
+                    let name = || format!("link {} - {}", End::port(switch, near.1), End::port(name, far.1));
+                    all.extend(why.map(|why| down(name(), why)));
                 }
                 NextHop::Switch { .. } => {}
             }
@@ -225,7 +215,7 @@ pub(crate) fn down(core: &Core, entry: &Entry) -> Vec<DownLink> {
 }
 
 /// What a switch that cannot be reached has said last does not count: it may have a link again.
-fn silent_port(facts: &Facts, (switch, port): (&str, u8)) -> Option<String> {
+pub(crate) fn silent_port(facts: &Facts, (switch, port): (&str, u8)) -> Option<String> {
     let Some((Reach::Up, report)) = facts.switches.get(switch) else {
         return None;
     };

@@ -9,17 +9,13 @@ use castnet_proto::v1::controller_event::Event as Told;
 use castnet_wire::McstId;
 
 use crate::error::Refusal;
-use crate::state::broken_links;
-use crate::state::core::Core;
-use crate::state::detour::Detours;
-use crate::state::effect::{Effect, Work};
+use crate::state::effect::Work;
 use crate::state::journal::{Batch, Undo, Value};
-use crate::state::lifecycle::{Event, Next, Phase};
-use crate::state::multicast_routes;
-use crate::state::record::{Ending, Record};
+use crate::state::lifecycle::Next;
 use crate::state::shown::Cache;
-use crate::state::table::Entry;
-use crate::state::timers::{Due, Owner};
+use crate::state::{
+    Core, Detours, Due, Effect, Ending, Entry, Event, Owner, Phase, Record, broken_links, multicast_routes,
+};
 use crate::store::{Key, Table, etcd};
 
 /// Groups whose work is resumed at once: others use the lock in between.

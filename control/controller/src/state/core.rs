@@ -13,22 +13,18 @@ use crate::config::Config;
 use crate::error::Refusal;
 use crate::state::broken_links::Changed;
 use crate::state::change::Postponed;
-use crate::state::draws::Draws;
 use crate::state::driver::Works;
 use crate::state::driver::updates::Updates;
-use crate::state::effect::Effect;
-use crate::state::fabric::{Fabric, Facts, Reach};
+use crate::state::fabric::{Fabric, Facts};
 use crate::state::journal::Journal;
-use crate::state::kinds::collective::record::Collective;
-use crate::state::kinds::multicast::record::Multicast;
 use crate::state::lost_switches::Signs;
 use crate::state::multicast_routes::MulticastRoutes;
 use crate::state::others::Others;
 use crate::state::pace::Pace;
-use crate::state::record::Record;
-use crate::state::table::{Entry, Groups, Usage};
-use crate::state::timers::{Owner, Timers};
+use crate::state::table::{Groups, Usage};
+use crate::state::timers::Timers;
 use crate::state::written_off::AllWrittenOff;
+use crate::state::{Collective, Draws, Effect, Entry, Multicast, Owner, Reach, Record};
 use crate::store::{StoreError, Stored, Table};
 
 /// Events that a slow reader may lag behind before it loses some.

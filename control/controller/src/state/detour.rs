@@ -6,7 +6,7 @@ use std::sync::Arc;
 use castnet_planner::{Room, Shortage};
 use castnet_topology::{Down, Topology};
 
-use crate::state::lifecycle::{Cause, Failure};
+use crate::state::{Cause, Failure};
 use castnet_rules::GroupRule;
 
 /// Maximum number of refusals for which a group is placed again.
@@ -170,11 +170,7 @@ mod tests {
     }
 
     fn failure(cause: Cause) -> Failure {
-        Failure {
-            cause,
-            field: "switches.s".into(),
-            reason: "refuses: full".into(),
-        }
+        Failure::at("s", cause, "refuses: full")
     }
 
     #[test]

@@ -10,14 +10,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::config::Checkpoint;
-use crate::state::core::Core;
-use crate::state::effect::{Asked, Effect, Planning};
 use crate::state::journal::Pending;
-use crate::state::lifecycle::{After, Cause, Event, Failure, Phase};
-use crate::state::planning::{self, Layout, NoPlan};
-use crate::state::record::{Ending, Plan, Record};
-use crate::state::table::Entry;
-use crate::state::timers::{Due, Owner};
+use crate::state::{
+    After, Asked, Cause, Core, Due, Effect, Ending, Entry, Event, Failure, Layout, NoPlan, Owner, Phase,
+    Plan, Planning, Record, planning,
+};
 
 /// Maximum number of calls per switch of a tree in one installation.
 const CALLS_PER_SWITCH_MAX: usize = 4;
@@ -570,11 +567,7 @@ impl Core {
 impl Declined {
     fn unreachable(switch: &str, reason: &str) -> Self {
         Self {
-            failure: Failure {
-                cause: Cause::Unreachable,
-                field: format!("switches.{switch}"),
-                reason: format!("cannot be reached: {reason}"),
-            },
+            failure: Failure::at(switch, Cause::Unreachable, format!("cannot be reached: {reason}")),
             words: reason.into(),
             is_of_memory: false,
         }

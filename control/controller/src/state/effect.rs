@@ -6,10 +6,7 @@ use std::sync::Arc;
 use castnet_proto::v1;
 
 use crate::config::Checkpoint;
-use crate::state::core::Core;
-use crate::state::kinds::News;
-use crate::state::planning::{Layout, NoPlan};
-use crate::state::record::Record;
+use crate::state::{Core, Layout, News, NoPlan, Record};
 
 /// Work for later.
 pub(crate) type Work = Box<dyn FnOnce(&mut Core) + Send>;

@@ -139,7 +139,9 @@ impl Facts {
         let filed = facts.file.iter().flat_map(Topology::hosts);
         let named = filed.filter_map(|h| Some((h.ip?, h.name.clone())));
         facts.names = named.collect();
-        hosts.into_iter().for_each(|host| facts.know(host));
+        for host in hosts {
+            facts.set(&host.name.clone(), Some(host));
+        }
         facts
     }
 
@@ -164,19 +166,19 @@ impl Facts {
             self.link(&mut topology, a, b, mtu, up);
         }
         let mut at_port: BTreeMap<(String, u8), Vec<Seen>> = BTreeMap::new();
-        for (name, ip, mac) in self.all_hosts() {
+        let filed = self.file.iter().flat_map(Topology::hosts).map(|host| &host.name);
+        for name in filed.chain(self.hosts.keys()).collect::<BTreeSet<_>>() {
+            let (ip, mac) = self.addresses(name);
             // Registration refuses hosts with the name of a switch.
-            if topology.add_host(&name, ip, mac).is_err() {
+            if topology.add_host(name, ip, mac).is_err() {
                 continue;
             }
             let (mtu, up) = self
-                .file_link(&name)
+                .file_link(name)
                 .map_or((DEFAULT_MTU, true), |l| (l.mtu, l.up));
-            if let Place::At { switch, port } = self.place(&name, &sightings) {
-                at_port
-                    .entry((switch, port))
-                    .or_default()
-                    .push(Seen { name, mtu, up });
+            if let Place::At { switch, port } = self.place(name, &sightings) {
+                let (name, seen) = (name.clone(), at_port.entry((switch, port)).or_default());
+                seen.push(Seen { name, mtu, up });
             }
         }
         for ((switch, port), hosts) in at_port {
@@ -312,10 +314,6 @@ impl Facts {
             .extend(self.addresses(name).0.map(|ip| (ip, name.to_owned())));
     }
 
-    pub(crate) fn know(&mut self, host: HostRecord) {
-        self.set(&host.name.clone(), Some(host));
-    }
-
     /// A host with this address, other than `but`.
     pub(crate) fn host_of(&self, ip: Ipv4Addr, but: Option<&str>) -> Option<&str> {
         let named = self.names.range((ip, String::new())..);
@@ -331,18 +329,6 @@ impl Facts {
         let mut named = named.take_while(|(theirs, _)| *theirs == ip);
         macs.next().is_some_and(|(theirs, _)| *theirs == mac)
             || named.any(|(_, name)| self.hosts.contains_key(name))
-    }
-
-    /// All hosts with their addresses, by name. A host's own report counts more than the file.
-    fn all_hosts(&self) -> Vec<(String, Option<Ipv4Addr>, Option<[u8; 6]>)> {
-        let mut all = BTreeMap::new();
-        for host in self.file.iter().flat_map(Topology::hosts) {
-            all.insert(host.name.clone(), (host.ip, host.mac));
-        }
-        for host in self.hosts.values() {
-            all.insert(host.name.clone(), (Some(host.ip), Some(host.mac)));
-        }
-        all.into_iter().map(|(name, (ip, mac))| (name, ip, mac)).collect()
     }
 
     /// The addresses of a host, if they are known. Its own report counts more than the file.

@@ -13,18 +13,11 @@ use castnet_topology::{End, Topology};
 use castnet_wire::{McstId, Psn};
 
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::fabric::Reach;
-use crate::state::kinds::Kind;
-use crate::state::kinds::collective::record::Collective;
 use crate::state::kinds::collective::view::{mode, mode_reason};
-use crate::state::kinds::multicast::record::Multicast;
-use crate::state::planning::{Layout, NoPlan};
-use crate::state::record::Record;
-use crate::state::table::{Entry, Snapshot};
-use crate::state::view;
+use crate::state::table::Snapshot;
+use crate::state::{Collective, Core, Entry, Kind, Layout, Multicast, NoPlan, Reach, Record, view};
 
-/// A group that is not created.
+/// A group that is not created yet.
 #[derive(Clone)]
 pub(crate) enum Wanted {
     Multicast(NewGroup),
@@ -39,27 +32,37 @@ impl Wanted {
         }
     }
 
-    /// As it would be created, with the same refusals.
-    pub(crate) fn record(&self, core: &Core) -> Result<Record, Refusal> {
-        let (name, kind, lanes, rate_limit) = match self {
+    pub(crate) fn check(&self, core: &Core) -> Result<(), Refusal> {
+        match self {
+            Self::Multicast(group) => core.check_multicast(group),
+            Self::Collective(group) => core.check_collective(group),
+        }
+    }
+
+    /// As it would be created, with the same refusals. It is to be planned with the default limit of its tenant.
+    pub(crate) fn record(&self, core: &Core, owner: &str) -> Result<Record, Refusal> {
+        self.check(core)?;
+        let (name, description, kind, lanes, rate_limit) = match self {
             Self::Multicast(group) => {
-                core.check_multicast(group)?;
                 let start_psn = group.start_psn.unwrap_or(Psn::new(0));
-                let latency = core.config.relay_latency;
-                let kind = Multicast::new(group.clone(), start_psn, latency);
-                (&group.name, Kind::Multicast(kind), group.lanes, group.rate_limit)
+                let kind = Multicast::new(group.clone(), start_psn, core.config.relay_latency);
+                let (kind, lanes) = (Kind::Multicast(kind), group.lanes);
+                (&group.name, &group.description, kind, lanes, group.rate_limit)
             }
             Self::Collective(group) => {
-                core.check_collective(group)?;
                 let settings = CollectiveSettings::new(&group.settings);
                 let (lanes, limit) = (settings.lanes, group.settings.rate_limit);
-                let kind = Collective::new(group.ranks.clone(), settings, false);
-                (&group.name, Kind::Collective(kind), lanes, limit)
+                let kind = Kind::Collective(Collective::new(group.ranks.clone(), settings, false));
+                (&group.name, &group.description, kind, lanes, limit)
             }
         };
         let mcst_ids = core.mcst_ids_for(self.mcst_id(), lanes)?;
-        let mut record = Record::new(name.clone(), mcst_ids, kind);
-        record.rate_limit = rate_limit;
+        let mut record = Record {
+            owner: owner.into(),
+            description: description.clone(),
+            rate_limit,
+            ..Record::new(name.clone(), mcst_ids, kind)
+        };
         core.config.assign_tenant(&mut record);
         Ok(record)
     }
@@ -235,7 +238,7 @@ mod tests {
 
     use super::*;
     use crate::state::kinds::multicast::refine::tests::star;
-    use crate::state::lifecycle::{Cause, Failure};
+    use crate::state::{Cause, Failure};
 
     /// Others wait for the lock, and a reader could hold it as long as it takes to count all groups.
     #[test]
@@ -252,12 +255,8 @@ mod tests {
         };
         let wanted = Wanted::Multicast(new_group_from_proto(&request).unwrap());
         let core = star();
-        let record = wanted.record(&core).unwrap();
-        let unseen = NoPlan::NotYet(Failure {
-            cause: Cause::Unseen,
-            field: "members[0]".into(),
-            reason: "not seen".into(),
-        });
+        let record = wanted.record(&core, "").unwrap();
+        let unseen = NoPlan::NotYet(Failure::new(Cause::Unseen, "members[0]", "not seen"));
         // Another controller makes the plan.
         let layout = star().plan_now(&record).unwrap();
         let is_counted = || core.groups.load(&core.facts.topology(), "").is_counted();

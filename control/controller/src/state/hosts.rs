@@ -7,10 +7,9 @@ use castnet_rules::HostEndpoint;
 use castnet_wire::MacAddr;
 
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::fabric::HostRecord;
 use crate::state::kinds::Party;
 use crate::state::pace::Turn;
+use crate::state::{Core, HostRecord};
 
 /// Addresses of a host in its groups. A connection keeps its address when its host changes to another one.
 const ADDRESSES_MAX: usize = 16;

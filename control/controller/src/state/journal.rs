@@ -11,12 +11,10 @@ use castnet_proto::v1;
 use castnet_wire::McstId;
 
 use crate::error::Refusal;
-use crate::state::core::{Core, EVENTS_MAX};
+use crate::state::core::EVENTS_MAX;
 use crate::state::effect::Work;
-use crate::state::fabric::HostRecord;
-use crate::state::record::Record;
-use crate::state::table;
 use crate::state::written_off::WrittenOff;
+use crate::state::{Core, HostRecord, Record, table};
 use crate::store::{self, Entry, Key, Table, Version, Write, encode};
 
 /// What the changes so far wait for.
@@ -251,10 +249,7 @@ impl Journal {
 
     /// Returns what takes the entry back; `None`: this is its first write in the batch.
     fn stage(&mut self, table: Table, name: &str, stays: bool) -> &mut Option<Undo> {
-        let key = Key {
-            table,
-            name: name.into(),
-        };
+        let key = Key::new(table, name);
         let before = self.versions.get(&key).copied().unwrap_or(0);
         let version = stays.then_some(before + 1);
         match version {

@@ -66,6 +66,18 @@ pub struct Failure {
     pub reason: String,
 }
 
+impl Failure {
+    pub(crate) fn new(cause: Cause, field: impl Into<String>, reason: impl Into<String>) -> Self {
+        let (field, reason) = (field.into(), reason.into());
+        Self { cause, field, reason }
+    }
+
+    /// At this switch.
+    pub(crate) fn at(switch: &str, cause: Cause, reason: impl Into<String>) -> Self {
+        Self::new(cause, format!("switches.{switch}"), reason)
+    }
+}
+
 /// Records have one kind for both: earlier versions do not know the other one.
 fn as_stored<S: Serializer>(cause: &Cause, serializer: S) -> Result<S::Ok, S::Error> {
     let stored = match cause {

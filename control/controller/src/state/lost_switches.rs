@@ -6,10 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::state::core::Core;
-use crate::state::fabric::{Facts, NeighbourReport, Reach, SwitchReport, Who};
+use crate::state::fabric::{Facts, NeighbourReport, SwitchReport, Who};
 use crate::state::kinds::multicast::stall::waits_for;
-use crate::state::table::Entry;
+use crate::state::{Core, Entry, Reach};
 
 /// A switch that stops sends LLDP a little longer than its agent answers.
 const GRACE: Duration = Duration::from_secs(1);

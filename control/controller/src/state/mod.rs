@@ -30,3 +30,21 @@ pub(crate) mod tenants;
 pub(crate) mod timers;
 pub(crate) mod view;
 pub mod written_off;
+
+pub(crate) use self::{
+    core::Core,
+    detour::Detours,
+    draws::Draws,
+    effect::{Asked, Effect, Planning},
+    fabric::{HostRecord, Reach},
+    kinds::{
+        Ends, GroupKind, Joining, Kind, News, Views, collective::record::Collective,
+        multicast::record::Multicast,
+    },
+    lifecycle::{After, Cause, Event, Failure, Phase},
+    planning::{Layout, NoPlan},
+    record::{Ending, Plan, Record},
+    requests::Seen,
+    table::Entry,
+    timers::{Due, Leased, Owner},
+};

@@ -12,12 +12,10 @@ use castnet_proto::v1::controller_event::Event;
 use castnet_rules::{Ipv4Net, Route};
 use castnet_topology::{End, Splitter, Topology};
 
-use crate::state::core::Core;
-use crate::state::effect::Effect;
-use crate::state::fabric::{Facts, Reach};
+use crate::state::broken_links::silent_port;
 use crate::state::kinds::multicast::refine::Refinement;
-use crate::state::table::{Entry, Groups};
-use crate::state::timers::Owner;
+use crate::state::table::Groups;
+use crate::state::{Core, Effect, Entry, Owner, Reach};
 
 /// What the controller knows of them.
 #[derive(Default)]
@@ -188,15 +186,6 @@ impl Core {
     }
 }
 
-fn no_link(facts: &Facts, (switch, port): (&str, u8)) -> Option<String> {
-    let (reach, report) = facts.switches.get(switch)?;
-    let said = report
-        .ports
-        .get(&port)
-        .filter(|said| *reach == Reach::Up && !said.up)?;
-    Some(format!("port {} of switch {switch} has no link", said.name))
-}
-
 impl Core {
     /// Why a relay no longer sends to its splitter, or when it will be taken for dead. `None`: it sends.
     fn relay_fault(&self, splitter: &Splitter) -> Option<Result<String, Instant>> {
@@ -214,7 +203,9 @@ impl Core {
             End::Switch { switch, port } => Some((switch.as_str(), *port)),
             End::Host(_) => None,
         });
-        near.chain(far).find_map(|end| no_link(&self.facts, end)).map(Ok)
+        near.chain(far)
+            .find_map(|end| silent_port(&self.facts, end))
+            .map(Ok)
     }
 
     /// Moves rules if a relay has failed or works again. Returns the switches whose routes change. One that is silent is looked at again when it

@@ -11,15 +11,11 @@ use castnet_rules::{HostEndpoint, HostPart, Ipv4Net};
 use castnet_topology::{Cut, SwitchKind, Topology};
 use castnet_wire::{MacAddr, McstId, Pmtu, Qpn};
 
-use crate::state::core::Core;
-use crate::state::detour::Detours;
-use crate::state::fabric::{Place, Reach};
-use crate::state::kinds::Kind;
+use crate::state::fabric::Place;
 use crate::state::kinds::multicast::outside::{self, Split};
-use crate::state::kinds::multicast::record::Multicast;
-use crate::state::lifecycle::{Cause, Failure, Phase};
-use crate::state::record::{Plan, Record, TreeSwitch};
+use crate::state::record::TreeSwitch;
 use crate::state::table::{Snapshot, Usage};
+use crate::state::{Cause, Core, Detours, Failure, Kind, Multicast, Phase, Plan, Reach, Record};
 
 /// Largest group that is planned at once, without another thread.
 const MEMBERS_AT_ONCE: usize = 64;
@@ -126,11 +122,9 @@ impl Core {
             1 => "McstID left".into(),
             lanes => format!("{lanes} McstIDs left, one for each lane"),
         };
-        Failure {
-            cause: Cause::NoRoom,
-            field: format!("switches.{switch}"),
-            reason: format!("switch {switch} has no {lacking}: groups and hosts have those of {name} {pool}"),
-        }
+        let reason =
+            format!("switch {switch} has no {lacking}: groups and hosts have those of {name} {pool}");
+        Failure::at(switch, Cause::NoRoom, reason)
     }
 
     /// The room of a switch for each lane of a group. Only collective groups reserve room.
@@ -332,11 +326,8 @@ fn outside(core: &Core, name: &str, hosts: &[(String, String)]) -> Result<Option
     let kind = entry.and_then(|entry| entry.record().multicast().cloned());
     let put = |mut kind: Multicast| kind.put_outside(hosts, &core.facts.topology()).map(|()| kind);
     kind.and_then(put).map(Some).ok_or_else(|| {
-        NoPlan::Never(Failure {
-            cause: Cause::Down,
-            field: "members".into(),
-            reason: format!("{first}: {reason}; no receiver in the tree could pass the stream on"),
-        })
+        let reason = format!("{first}: {reason}; no receiver in the tree could pass the stream on");
+        NoPlan::Never(Failure::new(Cause::Down, "members", reason))
     })
 }
 
@@ -353,11 +344,8 @@ pub(crate) fn ready(core: &mut Core, layout: Layout) -> Result<Layout, NoPlan> {
         .iter()
         .find(|s| !matches!(core.facts.switches.get(&s.name), Some((Reach::Up, _))));
     if let Some(switch) = silent {
-        return Err(NoPlan::NotYet(Failure {
-            cause: Cause::Unreachable,
-            field: format!("switches.{}", switch.name),
-            reason: "has not reported yet".into(),
-        }));
+        let failure = Failure::at(&switch.name, Cause::Unreachable, "has not reported yet");
+        return Err(NoPlan::NotYet(failure));
     }
     if core.config.verify_mac {
         plan.verify_macs();
@@ -461,11 +449,8 @@ fn locate(
             unseen.push((host.to_owned(), reason));
             continue;
         }
-        return Err(NoPlan::NotYet(Failure {
-            cause: Cause::Unseen,
-            field: kind.party_field(i),
-            reason,
-        }));
+        let failure = Failure::new(Cause::Unseen, kind.party_field(i), reason);
+        return Err(NoPlan::NotYet(failure));
     }
     Ok(unseen)
 }

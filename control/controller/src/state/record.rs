@@ -10,12 +10,9 @@ use castnet_wire::{Control, MacAddr, McstId, Qpn, RateLimit};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Refusal;
-use crate::state::kinds::Kind;
-use crate::state::kinds::collective::record::Collective;
-use crate::state::kinds::multicast::record::Multicast;
 use crate::state::kinds::multicast::refine::Refinement;
-use crate::state::lifecycle::{Cause, Failure, Phase};
 use crate::state::reconcile::Version;
+use crate::state::{Cause, Collective, Failure, Kind, Multicast, Phase};
 use castnet_rules::{GroupRule, NextHop};
 
 /// A group: the request, who has joined, its plan, and where its rules may be.
@@ -164,16 +161,16 @@ impl Record {
         }
     }
 
-    pub(crate) fn described(self, description: &Description) -> Self {
-        Self {
-            description: description.clone(),
-            ..self
-        }
-    }
-
     /// `None` for other kinds.
     pub fn multicast(&self) -> Option<&Multicast> {
         match &self.kind {
+            Kind::Multicast(kind) => Some(kind),
+            Kind::Collective(_) => None,
+        }
+    }
+
+    pub(crate) fn multicast_mut(&mut self) -> Option<&mut Multicast> {
+        match &mut self.kind {
             Kind::Multicast(kind) => Some(kind),
             Kind::Collective(_) => None,
         }
@@ -334,11 +331,7 @@ impl Ending {
         Self {
             generation,
             refused: false,
-            failure: Failure {
-                cause: Cause::Refused,
-                field: String::new(),
-                reason,
-            },
+            failure: Failure::new(Cause::Refused, "", reason),
             rank,
             switch: switch.map(String::from),
             conflict: None,
@@ -365,72 +358,54 @@ pub(crate) mod text {
 
     pub(crate) use castnet_rules::text::{display, psn, rate_limit};
 
-    type Own<T> = BTreeMap<String, Vec<T>>;
+    pub(crate) mod mcst_ids {
+        use super::*;
 
-    /// Declares a serde module that stores `$type` as `$raw`.
-    macro_rules! stored {
-        ($name:ident, $type:ty, $raw:ty, $to:expr, $from:expr, $what:literal) => {
-            pub(crate) mod $name {
-                use super::*;
+        pub(crate) fn serialize<S: Serializer>(ids: &[McstId], s: S) -> Result<S::Ok, S::Error> {
+            s.collect_seq(ids.iter().map(|id| id.0))
+        }
 
-                pub(crate) fn serialize<S: Serializer>(value: &$type, s: S) -> Result<S::Ok, S::Error> {
-                    let to: fn(&$type) -> $raw = $to;
-                    to(value).serialize(s)
-                }
-
-                pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<$type, D::Error> {
-                    let from: fn($raw) -> Option<$type> = $from;
-                    from(<$raw>::deserialize(d)?).ok_or_else(|| D::Error::custom($what))
-                }
-            }
-        };
+        pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<McstId>, D::Error> {
+            let ips = Vec::<Ipv4Addr>::deserialize(d)?;
+            Ok(ips.into_iter().map(McstId).collect())
+        }
     }
 
-    fn ips(mcst_ids: &[McstId]) -> Vec<Ipv4Addr> {
-        mcst_ids.iter().map(|m| m.0).collect()
+    pub(crate) mod own_mcst_ids {
+        use super::*;
+
+        type Own<T> = BTreeMap<String, Vec<T>>;
+
+        pub(crate) fn serialize<S: Serializer>(own: &Own<McstId>, s: S) -> Result<S::Ok, S::Error> {
+            let ips = |ids: &Vec<McstId>| ids.iter().map(|id| id.0).collect::<Vec<_>>();
+            s.collect_map(own.iter().map(|(switch, ids)| (switch, ips(ids))))
+        }
+
+        pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Own<McstId>, D::Error> {
+            let own = Own::<Ipv4Addr>::deserialize(d)?.into_iter();
+            Ok(own
+                .map(|(switch, ips)| (switch, ips.into_iter().map(McstId).collect()))
+                .collect())
+        }
     }
 
-    fn mcst_ids_of(ips: Vec<Ipv4Addr>) -> Vec<McstId> {
-        ips.into_iter().map(McstId).collect()
-    }
+    /// As on the wire: that layout has its own version.
+    pub(crate) mod control {
+        use super::*;
 
-    stored!(
-        mcst_ids,
-        Vec<McstId>,
-        Vec<Ipv4Addr>,
-        |ids| ips(ids),
-        |ips| Some(mcst_ids_of(ips)),
-        "not McstIDs"
-    );
-    stored!(
-        own_mcst_ids,
-        Own<McstId>,
-        Own<Ipv4Addr>,
-        |own| own
-            .iter()
-            .map(|(switch, ids)| (switch.clone(), ips(ids)))
-            .collect(),
-        |own| Some(
-            own.into_iter()
-                .map(|(switch, ips)| (switch, mcst_ids_of(ips)))
-                .collect()
-        ),
-        "not McstIDs of switches"
-    );
-    // As on the wire: that layout has its own version.
-    stored!(
-        control,
-        Option<Control>,
-        Option<Vec<u8>>,
-        |control| control.map(|c| {
-            let mut bytes = [0; Control::LEN];
-            c.emit(&mut bytes);
-            bytes.into()
-        }),
-        |bytes| match bytes {
-            Some(bytes) => Control::parse(&bytes).ok().map(Some),
-            None => Some(None),
-        },
-        "not a control message"
-    );
+        pub(crate) fn serialize<S: Serializer>(control: &Option<Control>, s: S) -> Result<S::Ok, S::Error> {
+            let bytes = control.map(|control| {
+                let mut bytes = [0; Control::LEN];
+                control.emit(&mut bytes);
+                bytes.to_vec()
+            });
+            bytes.serialize(s)
+        }
+
+        pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Control>, D::Error> {
+            let bytes = Option::<Vec<u8>>::deserialize(d)?;
+            let control = bytes.map(|bytes| Control::parse(&bytes)).transpose();
+            control.map_err(|_| D::Error::custom("not a control message"))
+        }
+    }
 }

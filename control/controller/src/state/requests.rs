@@ -1,16 +1,13 @@
 use std::fmt::Display;
 
 use castnet_rules::HostEndpoint;
-use castnet_wire::{MacAddr, McstId, RateLimit};
+use castnet_wire::{MacAddr, McstId};
 
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::kinds::Kind;
+use crate::state::foresee::Wanted;
 use crate::state::kinds::multicast::evict::Afterwards;
-use crate::state::lifecycle::Event;
-use crate::state::planning::{Layout, NoPlan};
-use crate::state::record::Record;
 use crate::state::written_off::WrittenOff;
+use crate::state::{Core, Event, Kind, Layout, NoPlan, Record};
 
 pub(crate) enum Seen<S> {
     /// More may follow.
@@ -168,19 +165,8 @@ impl Core {
     }
 
     /// A group that a client wants. Its McstIDs are not given to others at once, even if it is never added.
-    pub(crate) fn draw_up(
-        &mut self,
-        name: &str,
-        kind: Kind,
-        (lanes, rate_limit): (u8, Option<RateLimit>),
-        wanted: Option<McstId>,
-        owner: &str,
-    ) -> Result<Record, Refusal> {
-        let mcst_ids = self.mcst_ids_for(wanted, lanes)?;
-        let mut record = Record::new(name.into(), mcst_ids, kind);
-        (record.owner, record.rate_limit) = (owner.into(), rate_limit);
-        // It is planned with the default limit of its tenant.
-        self.config.assign_tenant(&mut record);
+    pub(crate) fn draw_up(&mut self, wanted: &Wanted, owner: &str) -> Result<Record, Refusal> {
+        let record = wanted.record(self, owner)?;
         if let Some(last) = record.mcst_ids().last() {
             let pool = self.mcst_pool;
             self.last_mcst_ids.insert(pool, last);

@@ -13,10 +13,7 @@ use castnet_proto::states::{Parts, State};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 
-use crate::state::core::Core;
-use crate::state::kinds::GroupKind;
-use crate::state::record::Plan;
-use crate::state::table::Entry;
+use crate::state::{Core, Entry, GroupKind, Plan};
 
 /// Members that are gone and still known. If there are more, earlier states get no difference.
 const GONE_MAX: usize = 1024;

@@ -12,14 +12,12 @@ use castnet_topology::Topology;
 use castnet_wire::{McstId, Qpn};
 use parking_lot::Mutex;
 
-use crate::state::detour::Detours;
 use crate::state::driver::Work;
-use crate::state::kinds::Ends;
 use crate::state::kinds::collective::live::Live;
 use crate::state::pool::AddressSet;
-use crate::state::record::{Plan, Record};
 use crate::state::shown::Cache;
 use crate::state::tenants::Quotas;
+use crate::state::{Detours, Ends, Plan, Record};
 
 mod load;
 #[cfg(test)]

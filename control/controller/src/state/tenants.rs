@@ -6,8 +6,7 @@ use castnet_toml_reader::Value;
 
 use crate::config::Config;
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::record::Record;
+use crate::state::{Core, Record};
 
 /// In quotas of groups, each lane of a group counts once for each so many ranks: a record has a connection for each rank and lane.
 pub(crate) const RANKS_PER_GROUP: u64 = 64;
@@ -218,9 +217,8 @@ mod tests {
     use castnet_wire::Pmtu;
 
     use super::*;
+    use crate::state::{Kind, Plan};
     use crate::state::core::tests::{core, join};
-    use crate::state::kinds::Kind;
-    use crate::state::record::Plan;
 
     /// A rank takes memory before it has a host.
     #[test]

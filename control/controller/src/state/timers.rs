@@ -3,9 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::state::core::Core;
-use crate::state::effect::Effect;
-use crate::state::multicast_routes;
+use crate::state::{Core, Effect, multicast_routes};
 
 /// What is done at once when it is due: others use the lock in between.
 const DUE_TOGETHER: usize = 64;

@@ -5,12 +5,10 @@ use castnet_topology::{End, Link, Topology};
 use castnet_wire::{MacAddr, McstId};
 
 use crate::config::SwitchConfig;
-use crate::state::core::Core;
-use crate::state::fabric::{Place, Reach};
-use crate::state::kinds::{Ends, Joining};
+use crate::state::fabric::Place;
 use crate::state::record::TreeSwitch;
-use crate::state::table::Entry;
 use crate::state::tenants::Tenant;
+use crate::state::{Core, Ends, Entry, Joining, Reach};
 
 pub(crate) fn lanes(group: &str, mcst_ids: Vec<McstId>) -> Vec<v1::Lane> {
     let count = mcst_ids.len() as u8;

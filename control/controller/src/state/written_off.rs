@@ -10,8 +10,7 @@ use castnet_wire::McstId;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::lifecycle::{After, Phase};
+use crate::state::{After, Core, Phase};
 
 /// A McstID of a group that was destroyed by force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -16,10 +16,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Batch, Entry, Key, REFUSED, STORE_VERSION, Store, StoreError, Table, Write, encode};
-use crate::state::fabric::HostRecord;
-use crate::state::kinds::{Kind, collective, multicast};
-use crate::state::record::Record;
+use crate::state::kinds::{collective, multicast};
 use crate::state::written_off::WrittenOff;
+use crate::state::{HostRecord, Kind, Record};
 
 /// Entries of a store.
 pub type Entries = BTreeMap<Key, Entry>;
@@ -159,9 +158,7 @@ pub async fn import(
         return Err(ImportError::NotEmpty { groups, hosts });
     }
     let mut batch = Batch::new();
-    let table = Table::Meta;
-    let name = "epoch".into();
-    let epoch = Key { table, name };
+    let epoch = Key::meta("epoch");
     let before = old
         .get(&epoch)
         .and_then(|e| serde_json::from_slice::<u64>(&e.value).ok());
@@ -169,14 +166,12 @@ pub async fn import(
     new.insert(epoch, Entry { version: 1, value });
     let is_mark = |key: &Key| key.table == Table::Meta && key.name == REFUSED;
     for (key, entry) in old.iter().filter(|(key, _)| !is_passing(key) || is_mark(key)) {
-        let was = entry.version;
-        batch.insert(key.clone(), Write { was, entry: None });
+        batch.insert(key.clone(), Write::remove(entry.version));
     }
     for (key, entry) in &mut new {
         let was = old.get(key).map_or(0, |entry| entry.version);
         entry.version = was + 1;
-        let entry = Some(entry.clone());
-        batch.insert(key.clone(), Write { was, entry });
+        batch.insert(key.clone(), Write::put(was, entry.value.clone()));
     }
     store.commit(batch).await?;
     Ok(new)
@@ -211,23 +206,18 @@ pub fn check(entries: &Entries) -> Vec<EntryFault> {
             Table::Meta => {}
         }
     }
-    let meta = |name: &str| Key {
-        table: Table::Meta,
-        name: name.into(),
-    };
     let number = |name| {
-        entries
-            .get(&meta(name))
-            .and_then(|e| serde_json::from_slice::<u64>(&e.value).ok())
+        let entry = entries.get(&Key::meta(name));
+        entry.and_then(|e| serde_json::from_slice::<u64>(&e.value).ok())
     };
     if let Some(epoch) = number(REFUSED).filter(|epoch| *epoch == number("epoch").unwrap_or_default()) {
         let refused = StoreError::Refused { epoch };
         let reason = format_args!(
             "{refused}. No controller begins on this store: use that of the other one; or stop that one, export this store, and import it again with --force"
         );
-        check.add(&meta(REFUSED), reason);
+        check.add(&Key::meta(REFUSED), reason);
     }
-    let owner = meta("owner");
+    let owner = Key::meta("owner");
     let has_groups = entries.keys().any(|key| key.table == Table::Groups);
     if has_groups && !entries.contains_key(&owner) {
         let reason =

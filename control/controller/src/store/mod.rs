@@ -11,9 +11,8 @@ use castnet_wire::McstId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::state::fabric::HostRecord;
-use crate::state::record::Record;
 use crate::state::written_off::WrittenOff;
+use crate::state::{HostRecord, Record};
 
 pub mod content;
 pub mod etcd;
@@ -63,6 +62,19 @@ pub struct Key {
     pub name: String,
 }
 
+impl Key {
+    /// The name of an entry of this table.
+    pub fn new(table: Table, name: impl Into<String>) -> Self {
+        let name = name.into();
+        Self { table, name }
+    }
+
+    /// The name of an entry of the controller itself.
+    pub fn meta(name: &str) -> Self {
+        Self::new(Table::Meta, name)
+    }
+}
+
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.table.name(), self.name)
@@ -76,6 +88,20 @@ pub struct Write {
     pub was: Version,
     /// The new value; `None`: it is removed.
     pub entry: Option<Entry>,
+}
+
+impl Write {
+    /// Writes a value in place of this version.
+    pub fn put(was: Version, value: Vec<u8>) -> Self {
+        let version = was + 1;
+        let entry = Some(Entry { version, value });
+        Self { was, entry }
+    }
+
+    /// Removes this version.
+    pub fn remove(was: Version) -> Self {
+        Self { was, entry: None }
+    }
 }
 
 /// Writes that belong together, one per entry.
@@ -198,15 +224,10 @@ impl Stored {
         init: bool,
     ) -> Result<Self, StoreError> {
         let mut entries = store.load().await?;
-        let key = |name: &str| Key {
-            table: Table::Meta,
-            name: name.into(),
-        };
         let number = |name| {
-            entries
-                .get(&key(name))
-                .map(|e| parse::<u64>(&key(name), e))
-                .transpose()
+            let key = Key::meta(name);
+            let entry = entries.get(&key);
+            entry.map(|entry| parse::<u64>(&key, entry)).transpose()
         };
         let (epoch, instance) = (number("epoch")?.unwrap_or_default(), number("instance")?);
         // Each start has a larger epoch, and one would be accepted at last, although this store knows nothing of the groups of the other.
@@ -217,22 +238,18 @@ impl Stored {
             ("epoch", encode(&(epoch + 1))),
             ("instance", encode(&crate::draw())),
         ];
-        if !entries.contains_key(&key("owner")) {
+        if !entries.contains_key(&Key::meta("owner")) {
             new.push(("owner", encode(&owner)));
         }
-        if init && !entries.contains_key(&key("init")) {
+        if init && !entries.contains_key(&Key::meta("init")) {
             new.push(("init", encode(&true)));
         }
         let (mut batch, mut changed) = (Batch::new(), BTreeMap::new());
-        for (key, value) in new.into_iter().map(|(name, value)| (key(name), value)) {
-            let was = entries.get(&key).map_or(0, |e| e.version);
-            let entry = Entry {
-                version: was + 1,
-                value,
-            };
-            changed.insert(key.clone(), entry.clone());
-            let entry = Some(entry);
-            batch.insert(key, Write { was, entry });
+        for (name, value) in new {
+            let key = Key::meta(name);
+            let write = Write::put(entries.get(&key).map_or(0, |e| e.version), value);
+            changed.extend(write.entry.clone().map(|entry| (key.clone(), entry)));
+            batch.insert(key, write);
         }
         match store.commit(batch).await {
             Ok(()) => entries.extend(changed),
@@ -243,7 +260,7 @@ impl Stored {
         }
         let is_content = |key: &Key| matches!(key.table, Table::Groups | Table::WrittenOff);
         let mut stored = Self {
-            is_new: !entries.contains_key(&key("init")) && !entries.keys().any(is_content),
+            is_new: !entries.contains_key(&Key::meta("init")) && !entries.keys().any(is_content),
             ..Self::default()
         };
         for (key, entry) in entries {

@@ -390,13 +390,9 @@ fn read(transaction: &ReadTransaction) -> Result<BTreeMap<Key, Entry>, redb::Err
     for of in Table::ALL {
         for entry in transaction.open_table(table(of))?.iter()? {
             let (name, bytes) = entry?;
-            let key = Key {
-                table: of,
-                name: name.value().into(),
-            };
             let (version, value) = parts(bytes.value());
             let value = value.into();
-            all.insert(key, Entry { version, value });
+            all.insert(Key::new(of, name.value()), Entry { version, value });
         }
     }
     Ok(all)
@@ -434,14 +430,8 @@ mod tests {
     use super::*;
 
     fn write(name: &str, was: Version) -> (Key, Write) {
-        let key = Key {
-            table: Table::Hosts,
-            name: name.into(),
-        };
-        let version = was + 1;
-        let value = format!("{name} {version}").into_bytes();
-        let entry = Some(Entry { version, value });
-        (key, Write { was, entry })
+        let value = format!("{name} {}", was + 1).into_bytes();
+        (Key::new(Table::Hosts, name), Write::put(was, value))
     }
 
     /// An error of a flush can come after the file has changed.

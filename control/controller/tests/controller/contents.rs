@@ -68,16 +68,9 @@ async fn what_is_exported_is_imported_and_exported_again_the_same() {
         }
         assert_eq!(store.load().await.unwrap(), after);
         // A switch has refused its controller: it takes an import to begin again.
-        let key = Key {
-            table: Table::Meta,
-            name: "refused".into(),
-        };
-        let entry = Some(Entry {
-            version: 1,
-            value: (NOW + 1).to_string().into_bytes(),
-        });
+        let write = Write::put(0, (NOW + 1).to_string().into_bytes());
         store
-            .commit([(key, Write { was: 0, entry })].into())
+            .commit([(Key::meta("refused"), write)].into())
             .await
             .unwrap();
         let refused = Stored::load(store, "another", true, false).await;
@@ -140,11 +133,7 @@ async fn a_document_with_faults_is_refused_whole() {
 
 /// Changes the value of an entry.
 fn change(entries: &mut Entries, table: Table, name: &str, change: impl FnOnce(&mut Value)) {
-    let key = Key {
-        table,
-        name: name.into(),
-    };
-    let entry = entries.get_mut(&key).unwrap();
+    let entry = entries.get_mut(&Key::new(table, name)).unwrap();
     let mut value = serde_json::from_slice(&entry.value).unwrap();
     change(&mut value);
     entry.value = serde_json::to_vec(&value).unwrap();
@@ -186,8 +175,7 @@ async fn all_contradictions_of_entries_are_reported() {
     };
     let (groups, hosts) = (names(Table::Groups), names(Table::Hosts));
     let value = |entries: &Entries, table, name: &str| -> Value {
-        let name = name.to_owned();
-        serde_json::from_slice(&entries[&Key { table, name }].value).unwrap()
+        serde_json::from_slice(&entries[&Key::new(table, name)].value).unwrap()
     };
     let runs = groups
         .iter()

@@ -5,7 +5,7 @@ use crate::common::{
 };
 use castnet_controller::store::content::{export, import};
 use castnet_controller::store::redb::{RedbStore, content};
-use castnet_controller::store::{Entry, Store, Write};
+use castnet_controller::store::{Store, Write};
 use castnet_controller::{Checkpoint, Checkpoints, Config};
 use castnet_proto::transport::connect;
 use castnet_proto::v1;
@@ -167,10 +167,8 @@ async fn a_group_whose_record_does_not_read_is_set_apart() {
     let store = RedbStore::open(lab.config.store.as_ref().unwrap()).unwrap();
     let mut entries = store.load().await.unwrap().into_iter();
     let (key, entry) = entries.find(|(key, _)| key.name == "g").unwrap();
-    let (was, version) = (entry.version, entry.version + 1);
-    let value = entry.value[..entry.value.len() / 2].to_vec();
-    let entry = Some(Entry { version, value });
-    store.commit([(key, Write { was, entry })].into()).await.unwrap();
+    let write = Write::put(entry.version, entry.value[..entry.value.len() / 2].to_vec());
+    store.commit([(key, write)].into()).await.unwrap();
     store.close().await.unwrap();
 
     let (controller, mut client) = lab.start().await;

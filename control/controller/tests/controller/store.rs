@@ -5,7 +5,7 @@ use castnet_controller::kinds::multicast::record::{JoinedBy, MemberState, Multic
 use castnet_controller::record::Record;
 use castnet_controller::store::memory::MemoryStore;
 use castnet_controller::store::redb::RedbStore;
-use castnet_controller::store::{Entry, Key, Store, StoreError, Stored, Table, Write};
+use castnet_controller::store::{Key, STORE_VERSION, Store, StoreError, Stored, Table, Write};
 use castnet_proto::convert::new_group_from_proto;
 use castnet_proto::v1;
 use castnet_wire::{McstId, Psn};
@@ -44,20 +44,13 @@ pub(crate) fn record(name: &str) -> Record {
 }
 
 pub(crate) fn key(name: &str) -> Key {
-    Key {
-        table: Table::Groups,
-        name: name.into(),
-    }
+    Key::new(Table::Groups, name)
 }
 
 /// Writes a group in place of version `was`.
 pub(crate) fn put(was: u64, record: &Record) -> (Key, Write) {
-    let entry = Entry {
-        version: was + 1,
-        value: serde_json::to_vec(record).unwrap(),
-    };
-    let entry = Some(entry);
-    (key(&record.name), Write { was, entry })
+    let value = serde_json::to_vec(record).unwrap();
+    (key(&record.name), Write::put(was, value))
 }
 
 /// A larger epoch, as of an import with `--above`, is another one.
@@ -65,15 +58,8 @@ pub(crate) fn put(was: u64, record: &Record) -> (Key, Write) {
 async fn a_store_whose_last_controller_was_refused_takes_another_epoch() {
     let store = MemoryStore::default();
     let set = |name: &str, was, number: u64| {
-        let key = Key {
-            table: Table::Meta,
-            name: name.into(),
-        };
-        let entry = Some(Entry {
-            version: was + 1,
-            value: number.to_string().into_bytes(),
-        });
-        (key, Write { was, entry })
+        let value = number.to_string().into_bytes();
+        (Key::meta(name), Write::put(was, value))
     };
     let load = async || Stored::load(&store, "us", true, false).await;
     assert_eq!(load().await.unwrap().epoch, 1);

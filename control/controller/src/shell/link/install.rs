@@ -9,8 +9,7 @@ use tonic::Code;
 
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
 use crate::shell::shared::Shared;
-use crate::state::core::Core;
-use crate::state::table::Entry;
+use crate::state::{Core, Entry};
 
 pub(super) struct Asked {
     group: String,
@@ -73,7 +72,7 @@ impl Link {
         shared: &Shared,
         asked: &[Asked],
     ) -> Result<Vec<Result<(), SwitchError>>, SwitchError> {
-        let mut client = self.client(shared.config.timeouts.switch).await?;
+        let mut client = self.client(shared).await?;
         let switch = &self.config.name;
         // The wanted rules, and the addresses of rules that the switch may have.
         let on = |core: &Core, asked: &Asked| {
@@ -120,13 +119,12 @@ impl Link {
         shared: &Shared,
         rules: &[GroupRule],
     ) -> Vec<Result<(), SwitchError>> {
-        let within = shared.config.timeouts.switch;
         let mut results = Vec::with_capacity(rules.len());
         for request in install_requests(&shared.term.owner, rules) {
             let end = results.len() + request.rules.len();
             let request = async {
                 shared.may_change().await?;
-                call(within, client.install_groups(request)).await
+                call(shared, client.install_groups(request)).await
             };
             let error = match request.await {
                 Ok(answer) => {
@@ -161,7 +159,7 @@ impl Link {
                 owner: Some(shared.term.owner.clone()),
                 generation,
             };
-            match call(shared.config.timeouts.switch, client.remove_group(request)).await {
+            match call(shared, client.remove_group(request)).await {
                 // Another owner has the group now: ours is gone.
                 Err(SwitchError::Refused(status)) if status.code() == Code::FailedPrecondition => {}
                 done => {

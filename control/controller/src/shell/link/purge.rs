@@ -59,19 +59,18 @@ impl Link {
         request: &v1::PurgeGroupsRequest,
         left: &mut v1::LeftOnSwitch,
     ) -> Result<(), SwitchError> {
-        let within = shared.config.timeouts.switch;
-        let mut client = self.client(within).await?;
+        let is_meant = |owner: &String| match &request.owner {
+            Some(wanted) => wanted == owner,
+            None => *owner != shared.term.owner,
+        };
+        let mut client = self.client(shared).await?;
         let brief = v1::ListGroupsRequest {
             mcst_id: None,
             brief: true,
         };
-        let listed = call(within, client.list_groups(brief)).await?;
+        let listed = call(shared, client.list_groups(brief)).await?;
         for v1::InstalledGroup { rule, owner, .. } in listed.groups {
-            let is_meant = match &request.owner {
-                Some(wanted) => *wanted == owner,
-                None => owner != shared.term.owner,
-            };
-            if let Some(rule) = rule.filter(|_| is_meant) {
+            if let Some(rule) = rule.filter(|_| is_meant(&owner)) {
                 left.groups.push(v1::LeftGroup {
                     name: rule.name,
                     mcst_id: rule.mcst_id,
@@ -90,19 +89,15 @@ impl Link {
                 // One that was replaced meanwhile is of a controller that lives.
                 generation: Some(group.generation),
             };
-            call(within, client.remove_group(removal)).await?;
+            call(shared, client.remove_group(removal)).await?;
             group.removed = true;
             let (switch, name, owner) = (&left.switch_name, &group.name, &group.owner);
             tracing::warn!(switch, group = name, owner, "removed what another owner had left");
         }
-        let listed = call(within, client.list_routes(v1::ListRoutesRequest {})).await?;
+        let listed = call(shared, client.list_routes(v1::ListRoutesRequest {})).await?;
         for v1::Route { prefix, owner, .. } in listed.routes {
             // A route without an owner is an operator's.
-            let is_meant = match &request.owner {
-                Some(wanted) => *wanted == owner,
-                None => owner != shared.term.owner,
-            };
-            if owner.is_empty() || !is_meant {
+            if owner.is_empty() || !is_meant(&owner) {
                 continue;
             }
             if request.remove {
@@ -110,7 +105,7 @@ impl Link {
                 let removal = v1::RemoveRouteRequest {
                     prefix: prefix.clone(),
                 };
-                call(within, client.remove_route(removal)).await?;
+                call(shared, client.remove_route(removal)).await?;
             }
             left.routes.push(prefix);
         }

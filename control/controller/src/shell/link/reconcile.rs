@@ -11,7 +11,7 @@ use castnet_wire::McstId;
 use super::install::some;
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
 use crate::shell::shared::Shared;
-use crate::state::core::Core;
+use crate::state::Core;
 use crate::state::reconcile::{Found, Version, diff};
 
 struct Part<'n> {
@@ -36,7 +36,7 @@ impl Link {
             mcst_id: None,
             brief: true,
         };
-        let listed = call(shared.config.timeouts.switch, client.list_groups(request)).await?;
+        let listed = call(shared, client.list_groups(request)).await?;
         let mut found = self.sort(&mut shared.lock(), &shared.term.owner, listed);
         let read = |core: &Core| {
             (
@@ -50,6 +50,11 @@ impl Link {
         let mut diff = diff(&wanted, &found);
         diff.removals.extend(replaced);
         tracing::debug!(switch, ?diff, "reconciling");
+        // A refusal concerns only what was refused.
+        let unless_lost = |done: Result<(), SwitchError>| match done {
+            Err(error @ SwitchError::Unreachable(_)) => Err(error),
+            done => Ok(done.err()),
+        };
         // Addresses of rules that the switch may have afterwards. A group may end meanwhile: its driver waits for the turn.
         let mut may_stay: BTreeSet<McstId> = wanted.into_keys().collect();
         for (mcst_id, generation) in diff.removals {
@@ -59,24 +64,18 @@ impl Link {
                 }
                 None => tracing::info!(switch, %mcst_id, generation, "removing what is not wanted"),
             }
-            match self.remove(client, shared, &[mcst_id], Some(generation)).await {
-                Err(error @ SwitchError::Unreachable(_)) => return Err(error),
-                Err(error) => {
-                    tracing::warn!(switch, %error, "removal refused");
-                    may_stay.insert(mcst_id);
-                }
-                Ok(()) => {}
+            let mcst_ids = [mcst_id];
+            let removed = self.remove(client, shared, &mcst_ids, Some(generation));
+            if let Some(error) = unless_lost(removed.await)? {
+                tracing::warn!(switch, %error, "removal refused");
+                may_stay.insert(mcst_id);
             }
         }
-        match self.sync_routes(shared, None).await {
-            Err(error @ SwitchError::Unreachable(_)) => return Err(error),
-            Err(error) => tracing::warn!(switch, %error, "multicast routes refused"),
-            Ok(()) => {}
+        if let Some(error) = unless_lost(self.sync_routes(shared, None).await)? {
+            tracing::warn!(switch, %error, "multicast routes refused");
         }
-        match self.set_source_guard(shared).await {
-            Err(error @ SwitchError::Unreachable(_)) => return Err(error),
-            Err(error) => tracing::warn!(switch, %error, "source guard refused"),
-            Ok(()) => {}
+        if let Some(error) = unless_lost(self.set_source_guard(shared).await)? {
+            tracing::warn!(switch, %error, "source guard refused");
         }
         {
             let mut core = shared.lock();

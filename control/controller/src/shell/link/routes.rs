@@ -22,17 +22,16 @@ impl Link {
         shared: &Shared,
         only: Option<Ipv4Addr>,
     ) -> Result<(), SwitchError> {
-        let within = shared.config.timeouts.switch;
         let _turn = self.routes_turn.lock().await;
         let wanted = shared.read(|core| core.wanted_routes(&self.config.name, only));
         let Some(wanted) = wanted.await? else {
             return Ok(());
         };
-        let mut client = self.client(within).await?;
+        let mut client = self.client(shared).await?;
         let differ: Vec<Ipv4Net> = match only {
             Some(address) => vec![address.into()],
             None => {
-                let listed = call(within, client.list_routes(v1::ListRoutesRequest {})).await?;
+                let listed = call(shared, client.list_routes(v1::ListRoutesRequest {})).await?;
                 let routes = listed.routes.iter().filter_map(|route| {
                     let known = route_from_proto(Some(route)).ok()?;
                     Some((route.owner.as_str(), known))
@@ -64,7 +63,7 @@ impl Link {
                 scope: together.iter().map(Ipv4Net::to_string).collect(),
                 routes: routes.map(route_to_proto).collect(),
             };
-            let done = call(within, client.set_multicast_routes(request)).await?;
+            let done = call(shared, client.set_multicast_routes(request)).await?;
             let (switch, v1::SetMulticastRoutesResponse { added, removed }) = (&self.config.name, done);
             tracing::info!(switch, added, removed, "multicast routes");
         }
@@ -74,7 +73,6 @@ impl Link {
     /// Hosts of the switch must not send in the name of other switches: where groups pass routers, it does not know their addresses there.
     /// It is told once, and again when that changes.
     pub(crate) async fn set_source_guard(&self, shared: &Shared) -> Result<(), SwitchError> {
-        let within = shared.config.timeouts.switch;
         let guard = shared.read(|core| {
             let file = core.facts.file.as_ref();
             file.map(|file| guard(file, &self.config.name))
@@ -85,8 +83,8 @@ impl Link {
         if self.guard.lock().as_ref() == Some(&guard) || shared.may_change().await.is_err() {
             return Ok(());
         }
-        let mut client = self.client(within).await?;
-        match call(within, client.set_source_guard(guard.clone())).await {
+        let mut client = self.client(shared).await?;
+        match call(shared, client.set_source_guard(guard.clone())).await {
             // An older switch has none.
             Err(SwitchError::Refused(status)) if status.code() == Code::Unimplemented => {
                 if !guard.prefixes.is_empty() {

@@ -8,10 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::state::core::tests::{core, join, write};
-use crate::state::fabric::HostRecord;
-use crate::state::kinds::Kind;
-use crate::state::kinds::collective::record::Collective;
-use crate::state::lifecycle::After;
+use crate::state::{After, Collective, HostRecord, Kind};
 
 fn mcst_id(last: u8) -> McstId {
     McstId([10, 200, 0, last].into())

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::SwitchConfig;
+use crate::state::Reach;
 use crate::state::core::tests::{core, join, write};
-use crate::state::fabric::Reach;
 use crate::state::journal::Batch;
 use castnet_topology::Topology;
 use castnet_wire::McstId;
@@ -234,11 +234,7 @@ fn unreachable() -> Declined {
 
 fn no_room(switch: &str) -> Declined {
     Declined {
-        failure: Failure {
-            cause: Cause::NoRoom,
-            field: format!("switches.{switch}"),
-            reason: "refuses: full".into(),
-        },
+        failure: Failure::at(switch, Cause::NoRoom, "refuses: full"),
         words: "full".into(),
         is_of_memory: false,
     }

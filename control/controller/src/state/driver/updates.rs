@@ -4,12 +4,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::{Declined, top_down};
-use crate::state::core::Core;
-use crate::state::effect::{Asked, Effect};
 use crate::state::journal::Pending;
-use crate::state::record::Record;
-use crate::state::table::Entry;
-use crate::state::timers::Owner;
+use crate::state::{Asked, Core, Effect, Entry, Owner, Record};
 
 /// Updates that begin at once: others use the lock in between.
 const BEGUN_TOGETHER: usize = 64;

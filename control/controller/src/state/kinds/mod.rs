@@ -1,7 +1,7 @@
 //! What differs between kinds of groups: part of the record, requests, planning and view.
 //!
 //! All else (life cycle, driver, reconciliation, store) is common and asks `GroupKind`. A further kind is a folder here
-//! that implements it, and has an arm in `Kind::behaviour` and in `Kind::behaviour_mut`.
+//! that implements it and `Views`, and has an arm in `Kind::behaviour` and in `Kind::behaviour_mut`.
 
 use std::time::Duration;
 
@@ -10,12 +10,8 @@ use castnet_proto::v1;
 use castnet_rules::{GroupRule, HostEndpoint};
 use serde::{Deserialize, Serialize};
 
-use crate::state::core::Core;
-use crate::state::draws::Draws;
-use crate::state::lifecycle::{Event, Phase};
-use crate::state::record::Record;
 use crate::state::shown::{Planned, Source};
-use crate::state::table::Entry;
+use crate::state::{Core, Draws, Entry, Event, Phase, Record};
 
 pub(crate) mod collective;
 pub mod multicast;
@@ -46,6 +42,13 @@ impl<S> Joining<S> {
         match self {
             Self::Expected => None,
             Self::Joined(seat) | Self::Left(seat) => Some(seat),
+        }
+    }
+
+    pub(crate) fn joined(&self) -> Option<&S> {
+        match self {
+            Self::Joined(seat) => Some(seat),
+            Self::Expected | Self::Left(_) => None,
         }
     }
 }
@@ -82,7 +85,27 @@ pub(crate) struct Party<'r> {
 /// Phase as members see it, generation and reason.
 pub(crate) type News = (i32, u64, String);
 
-pub(crate) trait GroupKind {
+/// How its state is shown.
+pub(crate) trait Views {
+    /// What members must not learn late. All else reaches them after a pause, also that a further member has joined.
+    fn news(&self, entry: &Entry) -> News;
+
+    /// Its state without the members.
+    fn head(&self, entry: &Entry) -> v1::controller_event::Event;
+
+    /// What the states of its members are made from, in the order of [`GroupKind::parties`].
+    fn sources(&self, entry: &Entry) -> Vec<Source<'_>>;
+
+    /// What its plan says about each member.
+    fn planned(&self, entry: &Entry) -> Vec<Planned>;
+
+    /// The state of a member, without what the plan says.
+    fn member(&self, core: &Core, entry: &Entry, at: usize) -> v1::MemberState;
+
+    fn view(&self, core: &Core, entry: &Entry) -> v1::Group;
+}
+
+pub(crate) trait GroupKind: Views {
     fn phase_name(&self, phase: Phase) -> &'static str;
 
     /// All members or ranks, in the order of the request.
@@ -122,23 +145,6 @@ pub(crate) trait GroupKind {
     fn request_field(&self, planned: String) -> String {
         planned
     }
-
-    /// What members must not learn late. All else reaches them after a pause, also that a further member has joined.
-    fn news(&self, entry: &Entry) -> News;
-
-    /// Its state without the members.
-    fn head(&self, entry: &Entry) -> v1::controller_event::Event;
-
-    /// What the states of its members are made from, in the order of [`Self::parties`].
-    fn sources(&self, entry: &Entry) -> Vec<Source<'_>>;
-
-    /// What its plan says about each member.
-    fn planned(&self, entry: &Entry) -> Vec<Planned>;
-
-    /// The state of a member, without what the plan says.
-    fn member(&self, core: &Core, entry: &Entry, at: usize) -> v1::MemberState;
-
-    fn view(&self, core: &Core, entry: &Entry) -> v1::Group;
 }
 
 impl Kind {

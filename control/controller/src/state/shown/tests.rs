@@ -9,14 +9,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::state::core::tests::core;
-use crate::state::fabric::{HostRecord, NeighbourReport, SwitchReport, Who};
-use crate::state::kinds::collective::live::Presence;
-use crate::state::kinds::collective::record::Collective;
-use crate::state::kinds::multicast::record::Multicast;
-use crate::state::kinds::{Joining, Kind};
-use crate::state::lifecycle::{After, Phase};
-use crate::state::record::Record;
-use crate::state::timers::{Due, Leased};
+use crate::state::fabric::{NeighbourReport, SwitchReport, Who};
+use crate::state::{After, Collective, Due, HostRecord, Joining, Kind, Leased, Multicast, Phase, Record};
 
 const MEMBERS: u8 = 5;
 const WATCHERS: usize = 3;
@@ -183,17 +177,16 @@ fn apply(core: &mut Core, name: &str, change: Change) {
         Change::Phase(phase) => record.phase = phase,
         Change::Member(at, left) => change_member(&mut record.kind, at, left),
         Change::Evicted(at) => {
-            if let Kind::Multicast(kind) = &mut record.kind {
+            if let Some(kind) = record.multicast_mut() {
                 Arc::make_mut(&mut kind.members).retain(|m| m.host != format!("h{at}"));
             }
         }
         Change::Call(at, stands) => {
-            let presence = if stands {
-                Presence::Here(1)
+            if stands {
+                entry.live.present.insert(at.into(), 1);
             } else {
-                Presence::Away(1)
-            };
-            entry.live.present.insert(at.into(), presence);
+                entry.live.present.remove(&u16::from(at));
+            }
         }
         Change::Planned(planned) => {
             let plan = Plan {

@@ -8,11 +8,7 @@ use castnet_wire::{MacAddr, Pmtu, PortId, Psn};
 use proptest::prelude::*;
 
 use super::*;
-use crate::state::kinds::Kind;
-use crate::state::kinds::collective::record::Collective;
-use crate::state::kinds::multicast::record::Multicast;
-use crate::state::lifecycle::Phase;
-use crate::state::record::Plan;
+use crate::state::{Collective, Kind, Multicast, Phase, Plan};
 
 /// A group by a few numbers, so that groups share switches, ports and queue pairs.
 #[derive(Clone, Debug)]

@@ -9,8 +9,8 @@ use crate::state::timers::{Due, Timers};
 /// All but timers, links and paths is of groups of ranks.
 #[derive(Debug, Default)]
 pub(crate) struct Live {
-    /// The last call of each rank. Counts while the rank has a seat, which is stored and may be taken back.
-    pub(crate) present: BTreeMap<u16, Presence>,
+    /// Calls that stand, by rank. One counts while the rank has a seat, which is stored and may be taken back; without one, its lease runs.
+    pub(crate) present: BTreeMap<u16, u64>,
     pub(crate) timers: Timers<Due>,
     /// Ranks that switches wait for: the last report of each.
     pub(crate) stalls: BTreeMap<String, Vec<u16>>,
@@ -20,14 +20,6 @@ pub(crate) struct Live {
     pub(crate) links_down: DownLinks,
     /// Paths that switches of a multicast group wait for, by switch.
     pub(crate) path_stalls: BTreeMap<String, PathStall>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Presence {
-    /// This call stands.
-    Here(u64),
-    /// This was the last call; the lease runs.
-    Away(u64),
 }
 
 impl Live {

@@ -9,20 +9,13 @@ use std::time::Duration;
 
 use castnet_planner::Request;
 use castnet_proto::convert::DEFAULT_LEASE_MS;
-use castnet_proto::v1;
 use castnet_rules::{GroupRule, HostPart, NextHop, RankPart, TranslatedRule};
 use castnet_wire::LossPolicy;
 
-use self::live::Presence;
 use self::record::{Collective, RankRecord};
-use super::{GroupKind, News, Party};
-use crate::state::core::Core;
-use crate::state::draws::Draws;
-use crate::state::lifecycle::{Event, Phase};
+use super::{GroupKind, Party};
 use crate::state::planning::planned_member;
-use crate::state::record::Record;
-use crate::state::shown::{Planned, Source};
-use crate::state::table::Entry;
+use crate::state::{Draws, Event, Phase, Record};
 
 pub(crate) mod live;
 pub(crate) mod record;
@@ -139,38 +132,6 @@ impl GroupKind for Collective {
                 members,
                 window_and_rule,
             )
-        }
-    }
-
-    fn news(&self, entry: &Entry) -> News {
-        view::news(self, entry)
-    }
-
-    fn head(&self, entry: &Entry) -> v1::controller_event::Event {
-        v1::controller_event::Event::Collective(view::head(self, entry))
-    }
-
-    fn sources(&self, entry: &Entry) -> Vec<Source<'_>> {
-        let sources = (0..).zip(&self.ranks).map(|(rank, record)| Source {
-            record: record.clone(),
-            host: &record.host,
-            is_here: matches!(entry.live.present.get(&rank), Some(Presence::Here(_))),
-        });
-        sources.collect()
-    }
-
-    fn planned(&self, entry: &Entry) -> Vec<Planned> {
-        view::planned(self, entry)
-    }
-
-    fn member(&self, core: &Core, entry: &Entry, at: usize) -> v1::MemberState {
-        view::member(self, core, entry, at)
-    }
-
-    fn view(&self, core: &Core, entry: &Entry) -> v1::Group {
-        v1::Group {
-            collective: Some(view::group(core, entry)),
-            ..Default::default()
         }
     }
 }

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::secret::Secret;
 use crate::error::Refusal;
-use crate::state::kinds::{Ends, Joining};
 use crate::state::record::text;
+use crate::state::{Ends, Joining};
 
 /// The part of a record that only collective groups have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,10 +71,7 @@ impl Collective {
 
     /// The seat of a rank that is in.
     pub(crate) fn seat(&self, rank: u16) -> Option<&Seat> {
-        match &self.ranks.get(usize::from(rank))?.state {
-            Joining::Joined(seat) => Some(seat),
-            Joining::Expected | Joining::Left(_) => None,
-        }
+        self.ranks.get(usize::from(rank))?.state.joined()
     }
 
     pub(crate) fn all_joined(&self, generation: u64) -> bool {
@@ -154,6 +151,8 @@ impl Collective {
 
 impl RankRecord {
     fn waits_after(&self, generation: u64) -> bool {
-        matches!(&self.state, Joining::Joined(seat) if seat.generation > generation)
+        self.state
+            .joined()
+            .is_some_and(|seat| seat.generation > generation)
     }
 }

@@ -9,11 +9,7 @@ use castnet_proto::v1;
 use castnet_wire::{Control, Verdict};
 
 use super::record::Collective;
-use crate::state::core::Core;
-use crate::state::lifecycle::{Event, Phase};
-use crate::state::record::{Ending, Record};
-use crate::state::table::Entry;
-use crate::state::timers::Due;
+use crate::state::{Core, Due, Ending, Entry, Event, Phase, Record};
 
 /// How late the next report of a stall may come.
 const REPORT_MARGIN: Duration = Duration::from_millis(500);

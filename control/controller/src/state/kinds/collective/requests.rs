@@ -5,19 +5,14 @@ use castnet_group::CollectiveSettings;
 use castnet_proto::convert::{NewCollective, RankJoin, check_given_by_rank, one_end_each};
 use castnet_rules::HostEndpoint;
 
-use super::live::Presence;
 use super::record::{Collective, RankRecord, Seat};
 use super::secret::Secret;
 use super::view::{self, RankState};
 use crate::error::Refusal;
 use crate::state::access::check_size;
-use crate::state::core::Core;
-use crate::state::kinds::{Ends, Joining, Kind};
-use crate::state::lifecycle::{After, Event, Phase};
-use crate::state::record::{Ending, Record};
-use crate::state::requests::Seen;
-use crate::state::table::Entry;
-use crate::state::timers::{Due, Leased};
+use crate::state::{
+    After, Core, Due, Ending, Ends, Entry, Event, Joining, Kind, Leased, Phase, Record, Seen,
+};
 
 /// What a rank is in by a call.
 pub(crate) struct Seated {
@@ -150,8 +145,7 @@ impl Core {
                 given: host.clone(),
             });
         }
-        let stands = matches!(entry.live.present.get(&join.rank), Some(Presence::Here(_)))
-            && group.seat(join.rank).is_some();
+        let stands = entry.live.present.contains_key(&join.rank) && group.seat(join.rank).is_some();
         if stands && join.rejoin_of.is_none() && same_seat(group, join).is_none() {
             return Err(Refusal::RankTaken {
                 group: join.job.clone(),
@@ -251,26 +245,26 @@ impl Core {
         let Some(entry) = self.groups.get_mut(group) else {
             return Err(Refusal::UnknownGroup { name: group.into() });
         };
-        entry.live.present.insert(rank, Presence::Here(call));
+        entry.live.present.insert(rank, call);
         let seated = Seated::new(self.group(group)?, (rank, call), generation);
         self.notify_soon(group);
         Ok(seated)
     }
 
     pub(crate) fn away(&mut self, group: &str, rank: u16, call: u64) {
-        let here = |e: &Entry| e.live.present.get(&rank) == Some(&Presence::Here(call));
+        let here = |e: &Entry| e.live.present.get(&rank) == Some(&call);
         if self.groups.get(group).is_some_and(here) {
             tracing::info!(group, rank, "call ended: its lease runs");
-            self.lease(group, rank, call);
+            self.lease(group, rank);
             self.notify_soon(group);
         }
     }
 
-    fn lease(&mut self, group: &str, rank: u16, call: u64) {
+    fn lease(&mut self, group: &str, rank: u16) {
         let seat = self.collective(group).ok().and_then(|(_, g)| g.seat(rank));
         let lease = seat.map(|s| Duration::from_millis(s.lease_ms));
         if let Some(entry) = self.groups.get_mut(group) {
-            entry.live.present.insert(rank, Presence::Away(call));
+            entry.live.present.remove(&rank);
         }
         if let Some(lease) = lease {
             self.set_timer(group, Due::Lease(Leased::Rank(rank)), lease);
@@ -281,14 +275,9 @@ impl Core {
         let Ok((entry, ranks)) = self.collective(group) else {
             return;
         };
-        let call = |rank: u16| match entry.live.present.get(&rank) {
-            Some(Presence::Here(_)) => None,
-            Some(Presence::Away(call)) => Some((rank, *call)),
-            None => Some((rank, 0)),
-        };
-        let absent: Vec<(u16, u64)> = (0..ranks.ranks.len() as u16).filter_map(call).collect();
-        for (rank, call) in absent {
-            self.lease(group, rank, call);
+        let absent = (0..ranks.ranks.len() as u16).filter(|rank| !entry.live.present.contains_key(rank));
+        for rank in absent.collect::<Vec<_>>() {
+            self.lease(group, rank);
         }
     }
 
@@ -296,7 +285,7 @@ impl Core {
         let Ok((entry, group)) = self.collective(name) else {
             return;
         };
-        if !matches!(entry.live.present.get(&rank), Some(Presence::Away(_))) {
+        if entry.live.present.contains_key(&rank) {
             return;
         }
         let Some(seat) = group.seat(rank) else {
@@ -430,7 +419,7 @@ impl Seated {
         };
         let (rank, record) = (self.rank, entry.record());
         let seat = group.seat(rank);
-        let called = entry.live.present.get(&rank) == Some(&Presence::Here(self.call));
+        let called = entry.live.present.get(&rank) == Some(&self.call);
         let own = seat.filter(|_| called);
         let generation = own.map_or(self.generation, |s| s.generation);
         let state = || Box::new(view::state_for(group, core, entry, rank, generation));

@@ -6,7 +6,7 @@ use subtle::ConstantTimeEq;
 
 use super::record::Collective;
 use crate::error::Refusal;
-use crate::state::core::Core;
+use crate::state::Core;
 
 /// The digest of a secret; `None`: the job has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,16 +10,11 @@ use castnet_rules::{HostEndpoint, HostPart};
 use castnet_wire::{MacAddr, Psn, Qpn};
 use tracing::{Level, Metadata, span};
 
-use super::live::Presence;
 use super::record::{Collective, Seat};
 use crate::error::Refusal;
-use crate::state::core::Core;
 use crate::state::core::tests::{core, join, write};
-use crate::state::draws::Draws;
-use crate::state::effect::Effect;
-use crate::state::kinds::{Ends, GroupKind, Joining, Kind};
-use crate::state::lifecycle::{After, Event, PHASES, Phase};
-use crate::state::timers::Due;
+use crate::state::lifecycle::PHASES;
+use crate::state::{After, Core, Draws, Due, Effect, Ends, Event, GroupKind, Joining, Kind, Phase};
 
 /// The generation that runs or ran.
 const NOW: u64 = 5;
@@ -282,7 +277,7 @@ fn a_lease_that_ends_before_the_group_runs_is_no_warning() {
         core.seat_rank(join("job", 1, 2, ""), "h1").map(drop).unwrap();
         core.try_change("job", |r| (r.phase, r.generation) = (phase, generation));
         let entry = core.groups.get_mut("job").unwrap();
-        entry.live.present.insert(0, Presence::Away(1));
+        entry.live.present.remove(&0);
         let count = Arc::default();
         tracing::subscriber::with_default(Warnings(Arc::clone(&count)), || core.rank_lease_over("job", 0));
         count.load(Ordering::Relaxed)

@@ -7,15 +7,10 @@ use castnet_proto::convert::{
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 
-use super::live::Presence;
 use super::record::Collective;
-use crate::state::core::Core;
-use crate::state::kinds::News;
-use crate::state::lifecycle::{After, Phase};
-use crate::state::record::{Ending, Plan, Record};
-use crate::state::shown::{Planned, Shown};
-use crate::state::table::Entry;
+use crate::state::shown::{Planned, Shown, Source};
 use crate::state::view::{self, lanes, problems, tree};
+use crate::state::{After, Core, Ending, Entry, News, Phase, Plan, Record, Views};
 use castnet_rules::{CollectiveMode, GroupRule, HostEndpoint};
 
 fn phase(phase: Phase) -> v1::CollectivePhase {
@@ -134,70 +129,90 @@ pub(crate) fn waits(entry: &Entry) -> bool {
     phase(entry.record().phase) == v1::CollectivePhase::Waiting
 }
 
-/// What ranks learn at once.
-pub(crate) fn news(group: &Collective, entry: &Entry) -> News {
-    match phase(entry.record().phase) {
-        v1::CollectivePhase::Waiting => (v1::CollectivePhase::Waiting as i32, 0, String::new()),
-        phase => (phase as i32, entry.record().generation, reason(group, entry)),
+impl Views for Collective {
+    fn news(&self, entry: &Entry) -> News {
+        match phase(entry.record().phase) {
+            v1::CollectivePhase::Waiting => (v1::CollectivePhase::Waiting as i32, 0, String::new()),
+            phase => (phase as i32, entry.record().generation, reason(self, entry)),
+        }
+    }
+
+    fn head(&self, entry: &Entry) -> Event {
+        let record = entry.record();
+        let phase = phase(record.phase);
+        let over = matches!(phase, v1::CollectivePhase::Refused | v1::CollectivePhase::Failed);
+        let ending = record.ended.as_ref().filter(|_| over);
+        Event::Collective(v1::CollectiveState {
+            name: record.name.clone(),
+            phase: phase as i32,
+            reason: reason(self, entry),
+            failed_rank: ending.and_then(|e| e.rank).map(u32::from),
+            failed_switch: ending.and_then(|e| e.switch.clone()).unwrap_or_default(),
+            mcst_id: record.mcst_id.to_string(),
+            generation: record.generation,
+            start_psn: self.start_psn.value(),
+            slots: slots(self, entry).into(),
+            settings: Some(settings(&self.settings, record)),
+            mode_reason: mode_reason(&self.settings, record),
+            waiting_for: entry.live.waiting_for.iter().map(|r| u32::from(*r)).collect(),
+            conflict: ending.and_then(conflict),
+            lanes: lanes(&record.name, record.mcst_ids().collect()),
+            owner: record.owner.clone(),
+            description: record.description.to_string(),
+            ..Default::default()
+        })
+    }
+
+    fn sources(&self, entry: &Entry) -> Vec<Source<'_>> {
+        let sources = (0..).zip(&self.ranks).map(|(rank, record)| Source {
+            record: record.clone(),
+            host: &record.host,
+            is_here: entry.live.present.contains_key(&rank),
+        });
+        sources.collect()
+    }
+
+    fn planned(&self, entry: &Entry) -> Vec<Planned> {
+        let plan = entry.record().plan.as_deref();
+        let qpns = plan.map(Plan::virtual_qpns).unwrap_or_default();
+        let own = entry.own_mcst_ids(|end| Some(end.rank()?.rank));
+        let planned = |rank: u16| Planned {
+            virtual_qpn: qpns.get(&rank).map(|qpn| qpn.value()),
+            mcst_id: own.get(&rank).map(ToString::to_string),
+        };
+        (0..self.ranks.len() as u16).map(planned).collect()
+    }
+
+    fn member(&self, core: &Core, entry: &Entry, at: usize) -> v1::MemberState {
+        let (rank, member) = (at as u16, &self.ranks[at]);
+        let shown = view::member(core, &member.host, &member.state, |seat| &seat.ends);
+        let here = entry.live.present.contains_key(&rank);
+        v1::MemberState {
+            rank: rank.into(),
+            phase: match shown.phase() {
+                v1::MemberPhase::Joined if !here => v1::MemberPhase::Away,
+                phase => phase,
+            } as i32,
+            sq_psn: member.state.seat().map_or(0, |s| s.sq_psn.value()),
+            rq_psn: member.rq_psn.value(),
+            ..shown
+        }
+    }
+
+    fn view(&self, core: &Core, entry: &Entry) -> v1::Group {
+        v1::Group {
+            collective: Some(v1::Collective {
+                state: Some(state(core, entry)),
+                tree: tree(entry),
+            }),
+            ..Default::default()
+        }
     }
 }
 
 /// Without what only one rank sees.
 pub(crate) fn state(core: &Core, entry: &Entry) -> v1::CollectiveState {
     collective(core.whole(entry))
-}
-
-pub(crate) fn planned(group: &Collective, entry: &Entry) -> Vec<Planned> {
-    let plan = entry.record().plan.as_deref();
-    let qpns = plan.map(Plan::virtual_qpns).unwrap_or_default();
-    let own = entry.own_mcst_ids(|end| Some(end.rank()?.rank));
-    let planned = |rank: u16| Planned {
-        virtual_qpn: qpns.get(&rank).map(|qpn| qpn.value()),
-        mcst_id: own.get(&rank).map(ToString::to_string),
-    };
-    (0..group.ranks.len() as u16).map(planned).collect()
-}
-
-pub(crate) fn member(group: &Collective, core: &Core, entry: &Entry, at: usize) -> v1::MemberState {
-    let (rank, member) = (at as u16, &group.ranks[at]);
-    let shown = view::member(core, &member.host, &member.state, |seat| &seat.ends);
-    let here = matches!(entry.live.present.get(&rank), Some(Presence::Here(_)));
-    v1::MemberState {
-        rank: rank.into(),
-        phase: match shown.phase() {
-            v1::MemberPhase::Joined if !here => v1::MemberPhase::Away,
-            phase => phase,
-        } as i32,
-        sq_psn: member.state.seat().map_or(0, |s| s.sq_psn.value()),
-        rq_psn: member.rq_psn.value(),
-        ..shown
-    }
-}
-
-pub(crate) fn head(group: &Collective, entry: &Entry) -> v1::CollectiveState {
-    let record = entry.record();
-    let phase = phase(record.phase);
-    let over = matches!(phase, v1::CollectivePhase::Refused | v1::CollectivePhase::Failed);
-    let ending = record.ended.as_ref().filter(|_| over);
-    v1::CollectiveState {
-        name: record.name.clone(),
-        phase: phase as i32,
-        reason: reason(group, entry),
-        failed_rank: ending.and_then(|e| e.rank).map(u32::from),
-        failed_switch: ending.and_then(|e| e.switch.clone()).unwrap_or_default(),
-        mcst_id: record.mcst_id.to_string(),
-        generation: record.generation,
-        start_psn: group.start_psn.value(),
-        slots: slots(group, entry).into(),
-        settings: Some(settings(&group.settings, record)),
-        mode_reason: mode_reason(&group.settings, record),
-        waiting_for: entry.live.waiting_for.iter().map(|r| u32::from(*r)).collect(),
-        conflict: ending.and_then(conflict),
-        lanes: lanes(&record.name, record.mcst_ids().collect()),
-        owner: record.owner.clone(),
-        description: record.description.to_string(),
-        ..Default::default()
-    }
 }
 
 /// What a host needs to take a free rank.
@@ -313,11 +328,4 @@ fn again(detours: &str) -> String {
 fn joined<const N: usize>(parts: [String; N]) -> String {
     let parts = parts.into_iter().filter(|p| !p.is_empty());
     parts.collect::<Vec<_>>().join("; ")
-}
-
-pub(crate) fn group(core: &Core, entry: &Entry) -> v1::Collective {
-    v1::Collective {
-        state: Some(state(core, entry)),
-        tree: tree(entry),
-    }
 }

@@ -7,9 +7,7 @@ use castnet_proto::v1;
 use super::record::MemberRecord;
 use super::view;
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::kinds::Kind;
-use crate::state::lifecycle::{After, Phase};
+use crate::state::{After, Core, Phase};
 
 impl Core {
     /// Adds a receiver that has not joined. A group that waits also waits for it. One that runs goes on: the receiver joins as
@@ -22,7 +20,7 @@ impl Core {
             way_out,
         };
         let record = self.group(group)?.record();
-        let Kind::Multicast(kind) = &record.kind else {
+        let Some(kind) = record.multicast() else {
             let way_out = "the number of its ranks is fixed, create it anew";
             return Err(refuse("is a collective group", way_out));
         };
@@ -42,7 +40,7 @@ impl Core {
         self.check_known("host", host)?;
         if added {
             self.change(group, |r| {
-                if let Kind::Multicast(kind) = &mut r.kind {
+                if let Some(kind) = r.multicast_mut() {
                     Arc::make_mut(&mut kind.members).push(Arc::new(MemberRecord::expected(host.into())));
                 }
             })?;

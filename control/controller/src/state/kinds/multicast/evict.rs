@@ -9,9 +9,7 @@ use std::sync::Arc;
 
 use super::{late, prune};
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::kinds::{Joining, Kind};
-use crate::state::lifecycle::{Event, Phase};
+use crate::state::{Core, Event, Joining, Phase};
 
 /// Whether a member that was put out stays a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,16 +49,11 @@ impl Core {
         let topology = (!kind.outside.is_empty()).then(|| self.facts.topology());
         let ends = has_rules && kind.settings.any_source.is_some();
         self.change(group, |r| {
-            let Kind::Multicast(kind) = &mut r.kind else {
-                return;
-            };
-            let members = Arc::make_mut(&mut kind.members);
-            match afterwards {
-                Afterwards::Gone => members.retain(|m| m.host != host),
-                Afterwards::Member => members
-                    .iter_mut()
-                    .filter(|m| m.host == host)
-                    .for_each(|m| Arc::make_mut(m).state = Joining::Expected),
+            let Some(kind) = r.multicast_mut() else { return };
+            if afterwards == Afterwards::Gone {
+                Arc::make_mut(&mut kind.members).retain(|m| m.host != host);
+            } else if let Some(member) = kind.member_mut(host) {
+                member.state = Joining::Expected;
             }
             if let Some(topology) = &topology {
                 kind.forget_outside(host, topology);

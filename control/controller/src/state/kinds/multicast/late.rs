@@ -17,11 +17,8 @@ use serde::{Deserialize, Serialize};
 use super::evict::Afterwards;
 use super::record::{MemberRecord, Multicast, Seat};
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::kinds::{Joining, Kind};
-use crate::state::lifecycle::{Cause, Failure};
-use crate::state::planning::{self, Layout, NoPlan};
-use crate::state::record::{Plan, Record, text};
+use crate::state::record::text;
+use crate::state::{Cause, Core, Failure, Joining, Kind, Layout, NoPlan, Plan, Record, planning};
 
 /// The part of the stream that a receiver gets which joined while it ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +37,9 @@ impl MemberRecord {
 
     /// Whether it joins the running stream, and its first PSN is not known yet.
     pub(super) fn is_waiting(&self) -> bool {
-        matches!(self.state, Joining::Joined(_)) && self.late() == Some(Late::Waiting)
+        self.state
+            .joined()
+            .is_some_and(|seat| seat.late == Some(Late::Waiting))
     }
 }
 
@@ -80,11 +79,8 @@ impl Core {
             return Err(refuse("it has no plan"));
         };
         let changing = || {
-            Refusal::Failed(Failure {
-                cause: Cause::Unreachable,
-                field: "group".into(),
-                reason: format!("group {group:?} is being changed at its switches: try again soon"),
-            })
+            let reason = format!("group {group:?} is being changed at its switches: try again soon");
+            Refusal::Failed(Failure::new(Cause::Unreachable, "group", reason))
         };
         if !entry.is_confirmed() {
             return Err(changing());
@@ -94,11 +90,8 @@ impl Core {
         wanted.generation += 1;
         let mut part = kind.clone();
         let is_in = |name: &str| before.rules.values().any(|rule| has_host(rule, name));
-        for member in Arc::make_mut(&mut part.members)
-            .iter_mut()
-            .filter(|m| m.host == host)
-        {
-            Arc::make_mut(member).join(seat.clone());
+        if let Some(member) = part.member_mut(host) {
+            member.join(seat);
         }
         let members = part.members.clone();
         Arc::make_mut(&mut part.members).retain(|m| m.host == host || is_in(&m.host));
@@ -120,7 +113,7 @@ impl Core {
                 r.own_mcst_ids.extend(new_mcst_ids);
                 r.placed.extend(plan.rules.keys().cloned());
                 r.plan = Some(Arc::new(plan));
-                if let Kind::Multicast(kind) = &mut r.kind {
+                if let Some(kind) = r.multicast_mut() {
                     kind.members = members;
                 }
             })?,
@@ -199,11 +192,7 @@ impl Core {
 }
 
 fn no_plan(reason: &str) -> NoPlan {
-    NoPlan::Never(Failure {
-        cause: Cause::Unfit,
-        field: String::new(),
-        reason: reason.into(),
-    })
+    NoPlan::Never(Failure::new(Cause::Unfit, "", reason))
 }
 
 pub(super) fn has_host(rule: &GroupRule, name: &str) -> bool {
@@ -221,15 +210,10 @@ fn is_host<'e>(name: &str) -> impl Fn(&&'e mut Endpoint) -> bool {
 
 /// From now on the member is like the others.
 fn take_in(record: &mut Record, host: &str, psn: Psn) {
-    if let Kind::Multicast(kind) = &mut record.kind {
-        for member in Arc::make_mut(&mut kind.members)
-            .iter_mut()
-            .filter(|m| m.host == host)
-        {
-            if let Joining::Joined(seat) = &mut Arc::make_mut(member).state {
-                seat.late = Some(Late::From(psn));
-            }
-        }
+    if let Some(member) = record.multicast_mut().and_then(|kind| kind.member_mut(host))
+        && let Joining::Joined(seat) = &mut member.state
+    {
+        seat.late = Some(Late::From(psn));
     }
     if let Some(plan) = &mut record.plan {
         let endpoints = Arc::make_mut(plan)

@@ -3,33 +3,27 @@
 use std::time::Duration;
 
 use super::evict::Afterwards;
-use super::record::{JoinedBy, Multicast, Seat};
+use super::record::{JoinedBy, MemberRecord, Seat};
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::kinds::Joining;
-use crate::state::lifecycle::Event;
-use crate::state::record::Ending;
-use crate::state::timers::{Due, Leased};
+use crate::state::{Core, Due, Ending, Entry, Event, Leased};
 
-impl Multicast {
-    /// The seat that a member has by this call, and its lease.
-    fn leased(&self, host: &str, call: u64) -> Option<(&Seat, Duration)> {
-        let (_, member) = self.member(host)?;
-        let Joining::Joined(seat) = &member.state else {
-            return None;
-        };
-        let lease = seat.lease_ms.filter(|_| seat.by == JoinedBy::Call(call))?;
-        Some((seat, Duration::from_millis(lease)))
+impl MemberRecord {
+    /// The call by which it is in, and its lease.
+    fn leased(&self) -> Option<(u64, Duration)> {
+        let seat = self.state.joined()?;
+        match seat.by {
+            JoinedBy::Call(call) => Some((call, Duration::from_millis(seat.lease_ms?))),
+            JoinedBy::Creation => None,
+        }
     }
 }
 
 impl Core {
     /// The call of a member of a running group has ended: its lease runs, if it has one.
     pub(super) fn run_lease(&mut self, group: &str, host: &str, call: u64) {
-        let Ok((_, kind)) = self.multicast(group) else {
-            return;
-        };
-        let Some((_, lease)) = kind.leased(host, call) else {
+        let kind = self.multicast(group).map(|(_, kind)| kind);
+        let leased = kind.ok().and_then(|kind| kind.member(host)?.1.leased());
+        let Some((_, lease)) = leased.filter(|(by, _)| *by == call) else {
             return;
         };
         tracing::info!(group, host, ?lease, "call ended: its lease runs");
@@ -44,12 +38,9 @@ impl Core {
         if !entry.record().phase.has_run() {
             return;
         }
-        let absent = kind.members.iter().filter_map(|m| match &m.state {
-            Joining::Joined(Seat {
-                by: JoinedBy::Call(call),
-                ..
-            }) if !entry.calls.contains(call) => Some((m.host.clone(), *call)),
-            _ => None,
+        let absent = kind.members.iter().filter_map(|m| {
+            let (call, _) = m.leased().filter(|(call, _)| !entry.calls.contains(call))?;
+            Some((m.host.clone(), call))
         });
         for (host, call) in absent.collect::<Vec<_>>() {
             self.run_lease(group, &host, call);
@@ -57,21 +48,11 @@ impl Core {
     }
 
     pub(crate) fn host_lease_over(&mut self, group: &str, host: &str) {
-        let kind = self.multicast(group).map(|(_, kind)| kind);
-        let seat = kind.ok().and_then(|kind| kind.member(host)?.1.state.seat());
-        if let Some(JoinedBy::Call(call)) = seat.map(|seat| seat.by) {
-            self.lease_over(group, host, call);
-        }
-    }
-
-    fn lease_over(&mut self, group: &str, host: &str, call: u64) {
         let Ok((entry, kind)) = self.multicast(group) else {
             return;
         };
-        if entry.calls.contains(&call) {
-            return;
-        }
-        let Some((_, lease)) = kind.leased(host, call) else {
+        let leased = kind.member(host).and_then(|(_, m)| m.leased());
+        let Some((_, lease)) = leased.filter(|(call, _)| !entry.calls.contains(call)) else {
             return;
         };
         let reason = format!(
@@ -88,7 +69,7 @@ impl Core {
         let JoinedBy::Call(call) = seat.by else {
             return false;
         };
-        let stands = |e: &crate::state::table::Entry| e.calls.contains(&call);
+        let stands = |e: &Entry| e.calls.contains(&call);
         seat.lease_ms.is_some() && !self.groups.get(group).is_some_and(stands)
     }
 

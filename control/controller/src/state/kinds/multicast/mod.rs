@@ -4,18 +4,12 @@
 use std::sync::Arc;
 
 use castnet_planner::Request;
-use castnet_proto::v1;
 use castnet_rules::{GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop};
 
 use self::record::{JoinedBy, MemberRecord, Multicast, is_by_call};
-use super::{GroupKind, Joining, News, Party};
-use crate::state::core::Core;
-use crate::state::draws::Draws;
-use crate::state::lifecycle::{After, Event, Phase};
+use super::{GroupKind, Joining, Party};
 use crate::state::planning::planned_member;
-use crate::state::record::Record;
-use crate::state::shown::{Planned, Source};
-use crate::state::table::Entry;
+use crate::state::{After, Draws, Event, Phase, Record};
 
 mod add;
 pub(crate) mod evict;
@@ -138,34 +132,5 @@ impl GroupKind for Multicast {
             None if planned.starts_with("members[") => format!("{planned}.host"),
             None => planned,
         }
-    }
-
-    fn news(&self, entry: &Entry) -> News {
-        view::news(self, entry)
-    }
-
-    fn head(&self, entry: &Entry) -> v1::controller_event::Event {
-        v1::controller_event::Event::Group(view::head(self, entry))
-    }
-
-    fn sources(&self, _entry: &Entry) -> Vec<Source<'_>> {
-        let sources = self.members.iter().map(|m| Source {
-            record: m.clone(),
-            host: &m.host,
-            is_here: false,
-        });
-        sources.collect()
-    }
-
-    fn planned(&self, entry: &Entry) -> Vec<Planned> {
-        view::planned(self, entry)
-    }
-
-    fn member(&self, core: &Core, _entry: &Entry, at: usize) -> v1::MemberState {
-        view::member(self, core, at)
-    }
-
-    fn view(&self, core: &Core, entry: &Entry) -> v1::Group {
-        view::group(core, entry)
     }
 }

@@ -12,8 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::record::{Multicast, Seat};
 use crate::error::Refusal;
-use crate::state::core::Core;
-use crate::state::kinds::Joining;
+use crate::state::Core;
 
 /// A plan of a group, without the receivers that no tree reaches.
 #[derive(Debug)]
@@ -158,10 +157,7 @@ impl Multicast {
     }
 
     fn seat(&self, host: &str) -> Option<&Seat> {
-        match &self.member(host)?.1.state {
-            Joining::Joined(seat) => Some(seat),
-            Joining::Expected | Joining::Left(_) => None,
-        }
+        self.member(host)?.1.state.joined()
     }
 
     /// Puts receivers outside of the tree, each with the reason. `None`, and nothing has changed: no receiver in the tree can pass the stream
@@ -272,6 +268,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::state::Joining;
 
     fn end(number: u8) -> HostEndpoint {
         HostEndpoint {

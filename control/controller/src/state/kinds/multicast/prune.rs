@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use castnet_rules::{GroupKind, GroupRule, NextHop};
 
-use crate::state::record::Plan;
+use crate::state::Plan;
 
 /// The plan without a receiver, and without the switches that served only it.
 pub(super) fn without(plan: &Plan, host: &str) -> Plan {

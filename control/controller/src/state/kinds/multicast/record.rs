@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::late::Late;
 use super::outside::Outside;
-use crate::state::kinds::{Ends, Joining};
 use crate::state::record::text;
+use crate::state::{Ends, Joining};
 
 /// The part of a record that only multicast groups have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -170,15 +170,21 @@ impl Multicast {
         members.find(|(_, m)| m.host == host)
     }
 
+    /// To be changed: other members are not copied.
+    pub(crate) fn member_mut(&mut self, host: &str) -> Option<&mut MemberRecord> {
+        let mut members = Arc::make_mut(&mut self.members).iter_mut();
+        members.find(|m| m.host == host).map(Arc::make_mut)
+    }
+
     /// Whether a host is in by this call.
     pub(crate) fn is_by(&self, host: &str, call: u64) -> bool {
-        let state = self.member(host).map(|(_, m)| &m.state);
-        matches!(state, Some(Joining::Joined(seat)) if seat.by == JoinedBy::Call(call))
+        let seat = self.member(host).and_then(|(_, m)| m.state.joined());
+        seat.is_some_and(|seat| seat.by == JoinedBy::Call(call))
     }
 
     /// Whether every member has joined.
     pub fn all_joined(&self) -> bool {
-        self.members.iter().all(|m| matches!(m.state, Joining::Joined(_)))
+        self.members.iter().all(|m| m.state.joined().is_some())
     }
 
     /// Whether its traffic ends when this host goes.
@@ -188,7 +194,7 @@ impl Multicast {
 
     /// Whether its traffic is over: a member has gone that it needs, or all receivers in the tree.
     pub fn is_over(&self) -> bool {
-        let gone = |m: &Arc<MemberRecord>| !matches!(m.state, Joining::Joined(_));
+        let gone = |m: &Arc<MemberRecord>| m.state.joined().is_none();
         let needed_gone = self.members.iter().any(|m| self.needs(&m.host) && gone(m));
         let mut receivers = self.members.iter().filter(|m| m.host != self.source);
         needed_gone || receivers.all(|m| gone(m) || self.is_outside(&m.host))
@@ -228,5 +234,5 @@ impl Multicast {
 
 /// Whether a join stands on a call. The call ends with a failure of the group, or with the controller.
 pub(crate) fn is_by_call(state: &MemberState) -> bool {
-    matches!(state, Joining::Joined(seat) if seat.by != JoinedBy::Creation)
+    state.joined().is_some_and(|seat| seat.by != JoinedBy::Creation)
 }

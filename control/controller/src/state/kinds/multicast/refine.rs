@@ -9,13 +9,7 @@ use castnet_rules::{GroupRule, NextHop};
 use serde::{Deserialize, Serialize};
 
 use super::late::carry_on;
-use crate::state::core::Core;
-use crate::state::effect::Effect;
-use crate::state::fabric::Reach;
-use crate::state::lifecycle::Phase;
-use crate::state::multicast_routes;
-use crate::state::record::{Plan, Record};
-use crate::state::table::Entry;
+use crate::state::{Core, Effect, Entry, Phase, Plan, Reach, Record, multicast_routes};
 
 /// One copy to an address of the group, of which programmable routers make several.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,12 +10,7 @@ use std::sync::Arc;
 use castnet_rules::Endpoint;
 
 use super::late::has_host;
-use crate::state::broken_links;
-use crate::state::core::Core;
-use crate::state::effect::Planning;
-use crate::state::kinds::Kind;
-use crate::state::planning::{self, Layout, NoPlan};
-use crate::state::record::{Plan, Record};
+use crate::state::{Core, Layout, NoPlan, Plan, Planning, Record, broken_links, planning};
 
 /// Finds a tree without the links that are down. If there is none, the state of the group says why.
 pub(crate) fn planning(name: String, lost: String) -> Planning {
@@ -44,7 +39,7 @@ fn wanted(core: &Core, name: &str) -> Option<Record> {
     let before = record.plan.clone()?;
     let mut wanted = record.clone();
     wanted.generation += 1;
-    if let Kind::Multicast(kind) = &mut wanted.kind {
+    if let Some(kind) = wanted.multicast_mut() {
         let is_in = |host: &str| before.rules.values().any(|rule| has_host(rule, host));
         Arc::make_mut(&mut kind.members).retain(|m| is_in(&m.host));
     }

@@ -11,12 +11,9 @@ use super::late::Late;
 use super::record::{Diverted, JoinedBy, MemberRecord, MemberState, Multicast, Received, Seat};
 use super::view;
 use crate::error::Refusal;
-use crate::state::broken_links;
-use crate::state::core::Core;
-use crate::state::kinds::{Ends, Joining, Kind};
-use crate::state::lifecycle::{After, Event, Phase};
-use crate::state::planning::{self, Layout, NoPlan};
-use crate::state::record::{Ending, Record};
+use crate::state::{
+    After, Core, Ending, Ends, Event, Joining, Layout, NoPlan, Phase, Record, broken_links, planning,
+};
 
 /// What a member has asked for when it joins.
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,10 +79,8 @@ impl Core {
         let phase = record.phase;
         one_end_each("connection", ends.len(), record.lanes())?;
         // How it joined before with the same connection.
-        let same = match &member.state {
-            Joining::Joined(seat) if seat.ends.iter().eq(&ends) => Some((seat.by, seat.late)),
-            _ => None,
-        };
+        let same = member.state.joined().filter(|seat| seat.ends.iter().eq(&ends));
+        let same = same.map(|seat| (seat.by, seat.late));
         let not_now = |state, way_out| Refusal::NotNow {
             field: "group",
             group: group.into(),
@@ -101,8 +96,7 @@ impl Core {
                     "try again soon",
                 ));
             }
-            Phase::Active | Phase::Degraded
-                if from_next_message && !matches!(member.state, Joining::Joined(_)) => {}
+            Phase::Active | Phase::Degraded if from_next_message && member.state.joined().is_none() => {}
             Phase::Active | Phase::Degraded | Phase::Broken => {
                 let way_out = match self.multicast(group)?.1.settings.any_source.is_some() {
                     true => "it takes new connections when one of its members has left",
@@ -168,7 +162,7 @@ impl Core {
     /// A member that comes with a new connection after its call has ended has lost the old one.
     fn give_up_connection(&mut self, group: &str, host: &str, ends: &[HostEndpoint]) -> Result<(), Refusal> {
         let (record, member) = self.member(group, host)?;
-        if let Joining::Joined(seat) = &member.state
+        if let Some(seat) = member.state.joined()
             && record.phase.has_run()
             && !seat.ends.iter().eq(ends)
             && self.is_away(group, seat)
@@ -234,7 +228,7 @@ impl Core {
         let (record, member) = self.member(group, host)?;
         let runs = record.phase.has_run();
         let kind = self.multicast(group)?.1;
-        let left = matches!(member.state, Joining::Joined(_));
+        let left = member.state.joined().is_some();
         // The source may have left before it: then the run is over, and no member is in.
         let over = !left && member.put_out.is_none() && member.received.is_none();
         let reports = received.is_some() && (over || left && runs);
@@ -283,11 +277,11 @@ impl Core {
         }
         tracing::warn!(group, host, reason, "goes on from host to host");
         self.change(group, |record| {
-            let Kind::Multicast(kind) = &mut record.kind else {
+            let Some(kind) = record.multicast_mut() else {
                 return;
             };
             let mut hosts = vec![host.to_owned()];
-            let is_in = |m: &&mut Arc<MemberRecord>| matches!(m.state, Joining::Joined(_)) && m.host != host;
+            let is_in = |m: &&mut Arc<MemberRecord>| m.state.joined().is_some() && m.host != host;
             for member in Arc::make_mut(&mut kind.members).iter_mut().filter(is_in) {
                 match cut_off.get(&member.host) {
                     Some(why) => Arc::make_mut(member).put_out = Some(why.clone()),
@@ -313,12 +307,8 @@ impl Core {
         change: impl FnOnce(&mut MemberRecord),
     ) -> Result<(), Refusal> {
         self.change(group, |r| {
-            if let Kind::Multicast(kind) = &mut r.kind
-                && let Some(member) = Arc::make_mut(&mut kind.members)
-                    .iter_mut()
-                    .find(|m| m.host == host)
-            {
-                change(Arc::make_mut(member));
+            if let Some(member) = r.multicast_mut().and_then(|kind| kind.member_mut(host)) {
+                change(member);
             }
         })
     }

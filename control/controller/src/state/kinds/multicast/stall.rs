@@ -12,9 +12,7 @@ use castnet_proto::v1;
 use castnet_wire::Syndrome;
 
 use super::late::has_host;
-use crate::state::core::Core;
-use crate::state::effect::Effect;
-use crate::state::table::Entry;
+use crate::state::{Core, Effect, Entry};
 
 /// A receiver that stalls was sent the packet that it lacks so often again. Each time, a request for an ACK follows that packet.
 const TRIES_MIN: u32 = 4;

@@ -10,13 +10,9 @@ use castnet_wire::{AnySource, MacAddr, McstId, Psn, Qpn};
 use super::late::Late;
 use super::outside::Outside;
 use super::record::{Diverted, JoinedBy, MemberState, Multicast, Seat};
-use crate::state::core::Core;
 use crate::state::core::tests::{core, write};
-use crate::state::draws::Draws;
-use crate::state::kinds::{GroupKind, Joining, Kind};
-use crate::state::lifecycle::{After, Event, PHASES, Phase};
-use crate::state::record::Record;
-use crate::state::timers::{Due, Leased};
+use crate::state::lifecycle::PHASES;
+use crate::state::{After, Core, Draws, Due, Event, GroupKind, Joining, Kind, Leased, Phase, Record};
 
 fn end(number: u8) -> HostEndpoint {
     HostEndpoint {
@@ -203,9 +199,7 @@ fn a_lease_that_ends_while_the_store_fails_runs_again() {
 fn a_receiver_that_comes_again_is_not_put_out_for_its_earlier_call() {
     let waits = |core: &mut Core, call| {
         core.try_change("g", |r| {
-            let Kind::Multicast(kind) = &mut r.kind else {
-                return;
-            };
+            let Some(kind) = r.multicast_mut() else { return };
             set(kind, 1, |seat| {
                 Joining::Joined(Seat {
                     by: JoinedBy::Call(call),

@@ -9,13 +9,9 @@ use super::late::Late;
 use super::outside::Outside;
 use super::record::{Diverted, MemberRecord, Multicast, Received};
 use super::refine::Refinement;
-use crate::state::core::Core;
-use crate::state::kinds::News;
-use crate::state::lifecycle::{After, Phase};
-use crate::state::record::Record;
-use crate::state::shown::Planned;
-use crate::state::table::Entry;
+use crate::state::shown::{Planned, Source};
 use crate::state::view::{self, lanes, problems, tree};
+use crate::state::{After, Core, Entry, News, Phase, Record, Views};
 
 pub(super) fn phase(phase: Phase) -> v1::GroupPhase {
     match phase {
@@ -38,17 +34,107 @@ fn role(group: &Multicast, host: &str) -> v1::Role {
     }
 }
 
-pub(crate) fn news(group: &Multicast, entry: &Entry) -> News {
-    match phase(entry.record().phase) {
-        v1::GroupPhase::Registered => (v1::GroupPhase::Registered as i32, 0, String::new()),
-        phase => {
-            let waiting = group.members.iter().filter(|m| m.is_waiting());
-            let waiting: String = waiting.map(|m| format!(" {}", m.host)).collect();
-            (
-                phase as i32,
-                entry.record().generation,
-                reason(group, entry) + &waiting,
-            )
+impl Views for Multicast {
+    fn news(&self, entry: &Entry) -> News {
+        match phase(entry.record().phase) {
+            v1::GroupPhase::Registered => (v1::GroupPhase::Registered as i32, 0, String::new()),
+            phase => {
+                let waiting = self.members.iter().filter(|m| m.is_waiting());
+                let waiting: String = waiting.map(|m| format!(" {}", m.host)).collect();
+                (
+                    phase as i32,
+                    entry.record().generation,
+                    reason(self, entry) + &waiting,
+                )
+            }
+        }
+    }
+
+    fn head(&self, entry: &Entry) -> Event {
+        let record = entry.record();
+        let mcst_ids: Vec<_> = record.mcst_ids().collect();
+        Event::Group(v1::GroupState {
+            name: record.name.clone(),
+            phase: phase(record.phase) as i32,
+            reason: reason(self, entry),
+            mcst_id: mcst_ids.first().map(ToString::to_string).unwrap_or_default(),
+            start_psn: self.start_psn.value(),
+            pmtu: self.settings.pmtu.bytes() as u32,
+            va_base: self.settings.va_base,
+            source: self.source.clone(),
+            generation: record.generation,
+            lanes: lanes(&record.name, mcst_ids),
+            stall_timeout_ms: self.settings.stall_timeout_ms,
+            on_member_loss: match self.settings.fails_with_receiver {
+                true => v1::MemberLoss::Fail,
+                false => v1::MemberLoss::Evict,
+            } as i32,
+            on_member_stall: self.settings.on_stall.map(on_stall),
+            rate_limit: record.rate_limit.map(rate_limit_to_proto),
+            any_source: self
+                .settings
+                .any_source
+                .map_or(0, |numbers| any_source_to_proto(numbers).into()),
+            distribution: self.settings.distribution.to_string(),
+            refinement: refinement(record),
+            over_covered: record
+                .plan
+                .iter()
+                .flat_map(|plan| plan.over_covered.iter().cloned())
+                .collect(),
+            repair: self.settings.repair.map(repair_to_proto),
+            diversion: diversion(self),
+            outside: self.outside.iter().map(outside).collect(),
+            owner: record.owner.clone(),
+            description: record.description.to_string(),
+            ..Default::default()
+        })
+    }
+
+    fn sources(&self, _entry: &Entry) -> Vec<Source<'_>> {
+        let sources = self.members.iter().map(|m| Source {
+            record: m.clone(),
+            host: &m.host,
+            is_here: false,
+        });
+        sources.collect()
+    }
+
+    fn planned(&self, entry: &Entry) -> Vec<Planned> {
+        let own = entry.own_mcst_ids(|end| Some(end.name.clone()));
+        let planned = |m: &Arc<MemberRecord>| Planned {
+            mcst_id: own.get(&m.host).map(ToString::to_string),
+            virtual_qpn: None,
+        };
+        self.members.iter().map(planned).collect()
+    }
+
+    fn member(&self, core: &Core, _entry: &Entry, at: usize) -> v1::MemberState {
+        let member = &self.members[at];
+        let mut state = v1::MemberState {
+            role: role(self, &member.host) as i32,
+            ..view::member(core, &member.host, &member.state, |seat| &seat.ends)
+        };
+        if member.is_waiting() {
+            state.set_phase(v1::MemberPhase::Joining);
+        }
+        state.put_out = member.put_out.clone().unwrap_or_default();
+        if let Some(Late::From(psn)) = member.late() {
+            state.from_psn = Some(psn.value());
+        }
+        let received = member.received.as_ref();
+        state.received = received.map(|Received { bytes, lacks }| v1::Received {
+            bytes: *bytes,
+            lacks: lacks.clone(),
+        });
+        state
+    }
+
+    fn view(&self, core: &Core, entry: &Entry) -> v1::Group {
+        v1::Group {
+            state: Some(state(core, entry)),
+            tree: tree(entry),
+            collective: None,
         }
     }
 }
@@ -115,36 +201,6 @@ pub(crate) fn state_for(
     MemberView { state, members }
 }
 
-pub(crate) fn planned(group: &Multicast, entry: &Entry) -> Vec<Planned> {
-    let own = entry.own_mcst_ids(|end| Some(end.name.clone()));
-    let planned = |m: &Arc<MemberRecord>| Planned {
-        mcst_id: own.get(&m.host).map(ToString::to_string),
-        virtual_qpn: None,
-    };
-    group.members.iter().map(planned).collect()
-}
-
-pub(crate) fn member(group: &Multicast, core: &Core, at: usize) -> v1::MemberState {
-    let member = &group.members[at];
-    let mut state = v1::MemberState {
-        role: role(group, &member.host) as i32,
-        ..view::member(core, &member.host, &member.state, |seat| &seat.ends)
-    };
-    if member.is_waiting() {
-        state.set_phase(v1::MemberPhase::Joining);
-    }
-    state.put_out = member.put_out.clone().unwrap_or_default();
-    if let Some(Late::From(psn)) = member.late() {
-        state.from_psn = Some(psn.value());
-    }
-    let received = member.received.as_ref();
-    state.received = received.map(|Received { bytes, lacks }| v1::Received {
-        bytes: *bytes,
-        lacks: lacks.clone(),
-    });
-    state
-}
-
 fn on_stall(policy: StallPolicy) -> v1::StallPolicy {
     v1::StallPolicy {
         after_ms: policy.after_ms,
@@ -176,47 +232,6 @@ pub(crate) fn creation(group: &Multicast, record: &Record) -> v1::CreateGroupReq
             .map_or(0, |numbers| any_source_to_proto(numbers).into()),
         repair: settings.repair.map(repair_to_proto),
         distribution: settings.distribution.to_string(),
-        ..Default::default()
-    }
-}
-
-pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
-    let record = entry.record();
-    let mcst_ids: Vec<_> = record.mcst_ids().collect();
-    v1::GroupState {
-        name: record.name.clone(),
-        phase: phase(record.phase) as i32,
-        reason: reason(group, entry),
-        mcst_id: mcst_ids.first().map(ToString::to_string).unwrap_or_default(),
-        start_psn: group.start_psn.value(),
-        pmtu: group.settings.pmtu.bytes() as u32,
-        va_base: group.settings.va_base,
-        source: group.source.clone(),
-        generation: record.generation,
-        lanes: lanes(&record.name, mcst_ids),
-        stall_timeout_ms: group.settings.stall_timeout_ms,
-        on_member_loss: match group.settings.fails_with_receiver {
-            true => v1::MemberLoss::Fail,
-            false => v1::MemberLoss::Evict,
-        } as i32,
-        on_member_stall: group.settings.on_stall.map(on_stall),
-        rate_limit: record.rate_limit.map(rate_limit_to_proto),
-        any_source: group
-            .settings
-            .any_source
-            .map_or(0, |numbers| any_source_to_proto(numbers).into()),
-        distribution: group.settings.distribution.to_string(),
-        refinement: refinement(record),
-        over_covered: record
-            .plan
-            .iter()
-            .flat_map(|plan| plan.over_covered.iter().cloned())
-            .collect(),
-        repair: group.settings.repair.map(repair_to_proto),
-        diversion: diversion(group),
-        outside: group.outside.iter().map(outside).collect(),
-        owner: record.owner.clone(),
-        description: record.description.to_string(),
         ..Default::default()
     }
 }
@@ -329,13 +344,5 @@ fn reason(group: &Multicast, entry: &Entry) -> String {
         }
         Phase::Broken => String::new(),
         Phase::Removing(_) => problems(entry, ""),
-    }
-}
-
-pub(crate) fn group(core: &Core, entry: &Entry) -> v1::Group {
-    v1::Group {
-        state: Some(state(core, entry)),
-        tree: tree(entry),
-        collective: None,
     }
 }

@@ -13,9 +13,8 @@ use super::*;
 use crate::config::SwitchConfig;
 use crate::state::core::tests::{core, write};
 use crate::state::kinds::multicast::late::Late;
-use crate::state::kinds::multicast::record::Multicast;
 use crate::state::kinds::multicast::tests::request;
-use crate::state::kinds::{Joining, Kind};
+use crate::state::{Joining, Kind, Multicast};
 
 /// Four leaves with a host each below a programmable router that is connected.
 pub(crate) fn star() -> Core {
@@ -84,9 +83,7 @@ fn request_of(name: &str, distribution: &str, hosts: &[u8]) -> NewGroup {
 /// Sets which part of the stream the first receiver has.
 pub(crate) fn set_late(core: &mut Core, name: &str, late: Option<Late>) {
     core.try_change(name, |r| {
-        let Kind::Multicast(kind) = &mut r.kind else {
-            return;
-        };
+        let Some(kind) = r.multicast_mut() else { return };
         let member = &mut Arc::make_mut(&mut kind.members)[1];
         if let Joining::Joined(seat) = &mut Arc::make_mut(member).state {
             seat.late = late;
