@@ -5,7 +5,7 @@ use castnet_controller::kinds::multicast::record::{JoinedBy, MemberState, Multic
 use castnet_controller::record::Record;
 use castnet_controller::store::memory::MemoryStore;
 use castnet_controller::store::redb::RedbStore;
-use castnet_controller::store::{Key, STORE_VERSION, Store, StoreError, Stored, Table, Write};
+use castnet_controller::store::{Key, Store, StoreError, Stored, Table, Write};
 use castnet_proto::convert::new_group_from_proto;
 use castnet_proto::v1;
 use castnet_wire::{McstId, Psn};
