@@ -83,13 +83,12 @@ pub(super) fn joining() -> v1::InitGroupRequest {
         size: 4,
         host: "h1".into(),
         connection: Some(connection(2)),
-        settings: Some(v1::CollectiveSettings::default()),
         ..Default::default()
     }
 }
 
-fn settings(message: &mut v1::InitGroupRequest) -> &mut v1::CollectiveSettings {
-    message.settings.as_mut().expect("settings")
+pub(super) fn settings(message: &mut v1::InitGroupRequest) -> &mut v1::CollectiveSettings {
+    message.settings.get_or_insert_default()
 }
 
 #[test]
@@ -106,7 +105,7 @@ fn numbers_of_a_join_are_taken_up_to_their_edges() {
         "connection.more_lanes": |m, n| m.connection.as_mut().unwrap().more_lanes = more_lanes(n) => [0, 15], [16];
         "settings.pmtu": |m, n| settings(m).pmtu = n => [0, 256, 512, 1024, 2048, 4096], [255, 257, 4095, 8192];
         // In messages of 16 packets, if nothing else is given.
-        "settings.window_packets": |m, n| settings(m).window_packets = n => [0, 16, 16 * 496], [16 * 496 + 1, 16_385, 65_536 + 16];
+        "settings.window_packets": |m, n| settings(m).window_packets = n => [0, 16, 16 * 496], [1, 16 * 496 + 1, 16_385, 65_536 + 16];
         "settings.window_packets": |m, n| (settings(m).window_packets, settings(m).message_packets) = (n, 34) => [34, 16_384], [16_385];
         "settings.window_packets": |m, n| (settings(m).window_packets, settings(m).message_packets) = (n, 1) => [2, 496], [497];
         "settings.message_packets": |m, n| settings(m).message_packets = n => [0, 1, 16_384], [16_385, 65_536 + 16];
@@ -193,7 +192,7 @@ fn a_collective_group_has_2_to_1024_ranks() {
     assert!(invalid.to_string().contains("ranks[0]"), "{invalid}");
 }
 
-fn creation() -> v1::CreateGroupRequest {
+pub(super) fn creation() -> v1::CreateGroupRequest {
     let member = |host: &str, last| v1::NewMember {
         host: host.into(),
         connection: Some(connection(last)),
