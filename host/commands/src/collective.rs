@@ -50,7 +50,7 @@ pub use threads::each_rank;
 #[command(next_help_heading = "This rank")]
 pub struct RankArgs {
     /// Name of this host, as the controller knows it
-    #[arg(long, value_parser = name)]
+    #[arg(id = "host", long = "name", value_name = "NAME", value_parser = name)]
     pub name: String,
     /// Name of the job, and of its group
     #[arg(long, value_parser = name)]
@@ -124,7 +124,7 @@ pub struct NetworkArgs {
     #[arg(long, value_name = "BYTES", value_parser = pmtu, default_value = "1024")]
     pub pmtu: u32,
     /// Packets that a rank may have in flight
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=16_384))]
+    #[arg(id = "window_packets", long = "window", value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=16_384))]
     window: u32,
     /// Packets of a full message, at most the window [default: 16, or the window if it is smaller]
     #[arg(long, value_name = "N")]
@@ -143,13 +143,13 @@ pub struct NetworkArgs {
     #[arg(long, value_name = "MODE", value_parser = units::mode)]
     mode: Option<CollectiveMode>,
     /// Which side repairs losses: repair (the switch) or reflect (the hosts)
-    #[arg(long, value_name = "POLICY", default_value_t = LossPolicy::Repair)]
+    #[arg(id = "loss_policy", long = "loss", value_name = "POLICY", default_value_t = LossPolicy::Repair)]
     loss: LossPolicy,
     /// How the ranks that wait for a late one are kept alive: keep-alive, rnr or none
-    #[arg(long, value_name = "POLICY", default_value_t = StragglerPolicy::KeepAlive)]
+    #[arg(id = "straggler_policy", long = "straggler", value_name = "POLICY", default_value_t = StragglerPolicy::KeepAlive)]
     straggler: StragglerPolicy,
     /// A file with the secret of the job, which keeps ranks of others out; at most 256 bytes [default: CASTNET_JOB_SECRET]
-    #[arg(long, value_name = "FILE")]
+    #[arg(id = "secret", long = "secret-file", value_name = "FILE")]
     secret_file: Option<PathBuf>,
     #[command(flatten)]
     qp: QpArgs,

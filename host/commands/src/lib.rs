@@ -172,7 +172,7 @@ struct MemberArgs {
 #[derive(Clone, Debug, Args)]
 struct QpArgs {
     /// Time-out exponent of the QP: 4.096 us * 2^N; 14 is 67 ms. A job that its ranks create takes 8 or more
-    #[arg(long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..32))]
+    #[arg(id = "ack_timeout_us", long = "qp-timeout", value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..32))]
     qp_timeout: u8,
     /// Retries of the QP without progress; 7: no limit with the software RNIC and SoftRoCE
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(0..8))]

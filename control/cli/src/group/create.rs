@@ -65,7 +65,7 @@ pub(crate) struct Create {
     on_member_stall: Stall,
     /// How long a receiver may stall, with --on-member-stall evict or fail [default: 5000]. With --fallback auto, the source leaves a group that stands
     /// still after 10 seconds
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=600_000))]
+    #[arg(id = "on_member_stall.after_ms", long = "member-stall-ms", value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=600_000))]
     member_stall_ms: Option<u32>,
     /// Each member may send, one after the other, and --source is the first: for castnet host turns. Its traffic ends when a
     /// member leaves or is lost. The switches bridge the PSNs of the hosts, or the hosts synchronize them when the source changes
@@ -93,10 +93,14 @@ pub(crate) struct Create {
     #[arg(long, value_enum, value_name = "SIDE", default_value_t = Repair::Source)]
     repair: Repair,
     /// Packets that each switch keeps, with --repair switch: at least as many as the source has outstanding; a power of two [default: 256]
-    #[arg(long, value_name = "PACKETS", requires = "repair", value_parser = clap::value_parser!(u16).range(2..=32768))]
+    #[arg(id = "repair.slots", long = "repair-slots", value_name = "PACKETS", requires = "repair", value_parser = clap::value_parser!(u16).range(2..=32768))]
     repair_slots: Option<u16>,
     /// One of the members that another tool connects: it has joined at once
-    #[arg(long, value_name = "HOST=IP,MAC,QPN[,VA,RKEY,LENGTH]")]
+    #[arg(
+        id = "members.connection",
+        long = "connection",
+        value_name = "HOST=IP,MAC,QPN[,VA,RKEY,LENGTH]"
+    )]
     connection: Vec<Joined>,
 }
 
