@@ -139,7 +139,7 @@ impl CreateJob {
             mode: mode_to_proto(mode) as i32,
         };
         let settings = api::CollectiveSettings {
-            pmtu: self.common.pmtu,
+            pmtu: self.common.pmtu.bytes() as u32,
             window_packets: self.window.unwrap_or(0),
             message_packets: self.message_packets.unwrap_or(0),
             reproducible: Some(self.reproducible),

@@ -37,7 +37,7 @@ use super::help::{
 use super::{QpArgs, Stop};
 pub use caller::{Caller, Callers};
 use castnet_console::rate::RateArgs;
-use castnet_console::units::{name, pmtu, positive_span};
+use castnet_console::units::{name, positive_span};
 pub use failure::failure;
 pub use measure::{Calls, Measure, Trouble, median};
 pub use sizes::Sizes;
@@ -121,8 +121,8 @@ pub struct NetworkArgs {
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u8).range(1..=16))]
     lanes: Option<u8>,
     /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096
-    #[arg(long, value_name = "BYTES", value_parser = pmtu, default_value = "1024")]
-    pub pmtu: u32,
+    #[arg(long, value_name = "BYTES", default_value_t = Pmtu::B1024)]
+    pub pmtu: Pmtu,
     /// Packets that a rank may have in flight
     #[arg(id = "window_packets", long = "window", value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=16_384))]
     window: u32,
@@ -483,7 +483,7 @@ impl RankArgs {
         if let Some(path) = &how.network.secret_file {
             config.secret = Secret(files::read(path).map_err(|e| exit::cannot_read(path, &e))?);
         }
-        config.pmtu = Pmtu::from_bytes(network.pmtu).unwrap_or(Pmtu::B1024);
+        config.pmtu = network.pmtu;
         config.lanes = network.lanes.unwrap_or(0);
         config.window_packets = network.window;
         config.message_packets = network

@@ -12,7 +12,7 @@ use castnet_rules::{
 use castnet_wire::{AnySource, DropReason, FrameFilter, McstId, Pmtu, PortId, Psn, RateLimit};
 
 use super::job::{DEFAULT_LEASE_MS, wait};
-use super::rule::{self, memory_to_proto, without_keys};
+use super::rule::{self, any_source_to_proto, memory_to_proto, repair_to_proto, without_keys};
 use super::{Invalid, Reader, bad_text, ip, mcst_id, missing, out_of_range, parse, pmtu, port, psn};
 use crate::v1;
 use crate::v1::host_endpoint::Part;
@@ -172,11 +172,45 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
     r.finish(group)
 }
 
+/// Messages that have the settings of a multicast group, and nothing else.
+macro_rules! settings_to_proto {
+    ($($name:ident: $message:ident),+) => {$(
+        /// The message with these settings, and nothing else.
+        pub fn $name(settings: &MulticastSettings) -> v1::$message {
+            let MulticastSettings {
+                pmtu, va_base, stall_timeout_ms, fails_with_receiver, on_stall, any_source, distribution, repair,
+            } = settings;
+            let stall = |policy: StallPolicy| v1::StallPolicy { after_ms: policy.after_ms, then: loss(policy.fails) };
+            v1::$message {
+                pmtu: pmtu.bytes() as u32,
+                va_base: *va_base,
+                stall_timeout_ms: *stall_timeout_ms,
+                on_member_loss: loss(*fails_with_receiver),
+                on_member_stall: on_stall.map(stall),
+                any_source: any_source.map_or(0, |numbers| any_source_to_proto(numbers).into()),
+                distribution: distribution.to_string(),
+                repair: repair.map(repair_to_proto),
+                ..Default::default()
+            }
+        }
+    )+};
+}
+
+settings_to_proto!(creation_with: CreateGroupRequest, state_with: GroupState);
+
 /// None after a fault.
 pub(super) fn description(text: &str, r: &mut Reader) -> Description {
     let read = text.parse::<Description>();
     let read = read.map_err(|_| bad_text(text, Description::FORM));
     r.read("description", read, Description::default())
+}
+
+/// What becomes of a group that loses a receiver.
+fn loss(fails: bool) -> i32 {
+    match fails {
+        true => v1::MemberLoss::Fail.into(),
+        false => v1::MemberLoss::Evict.into(),
+    }
 }
 
 /// Whether a group fails with a receiver that is lost.

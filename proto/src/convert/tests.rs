@@ -395,6 +395,41 @@ fn a_good_creation_gets_its_defaults() {
 }
 
 #[test]
+fn settings_are_read_as_they_were_written() {
+    let settings = MulticastSettings {
+        pmtu: Pmtu::B4096,
+        va_base: 7,
+        stall_timeout_ms: 9,
+        fails_with_receiver: true,
+        on_stall: Some(StallPolicy {
+            after_ms: 5,
+            fails: true,
+        }),
+        any_source: Some(AnySource::Bridged),
+        distribution: "edge:chain".parse().unwrap(),
+        repair: Some(RepairRule {
+            slots: 64,
+            ack_timeout_us: 5_000,
+        }),
+    };
+    for settings in [MulticastSettings::default(), settings] {
+        let v1::CreateGroupRequest {
+            name,
+            source,
+            members,
+            ..
+        } = creation();
+        let message = v1::CreateGroupRequest {
+            name,
+            source,
+            members,
+            ..creation_with(&settings)
+        };
+        assert_eq!(new_group_from_proto(&message).unwrap().settings, settings);
+    }
+}
+
+#[test]
 fn each_bad_creation_names_its_field() {
     type Spoil = fn(&mut v1::CreateGroupRequest);
     let cases: [(&str, Spoil); 13] = [

@@ -1,7 +1,6 @@
 use std::sync::Arc;
 
-use castnet_group::StallPolicy;
-use castnet_proto::convert::{any_source_to_proto, rate_limit_to_proto, repair_to_proto};
+use castnet_proto::convert::{creation_with, rate_limit_to_proto, state_with};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 
@@ -145,20 +144,9 @@ pub(crate) fn member(group: &Multicast, core: &Core, at: usize) -> v1::MemberSta
     state
 }
 
-fn on_stall(policy: StallPolicy) -> v1::StallPolicy {
-    v1::StallPolicy {
-        after_ms: policy.after_ms,
-        then: match policy.fails {
-            true => v1::MemberLoss::Fail,
-            false => v1::MemberLoss::Evict,
-        } as i32,
-    }
-}
-
 /// The request that would create it. Without connections, which are checked when members join, and without its limit, which may be that of
 /// its tenant.
 pub(crate) fn creation(group: &Multicast, record: &Record) -> v1::CreateGroupRequest {
-    let settings = &group.settings;
     let member = |member: &Arc<MemberRecord>| v1::NewMember {
         host: member.host.clone(),
         connection: None,
@@ -167,16 +155,8 @@ pub(crate) fn creation(group: &Multicast, record: &Record) -> v1::CreateGroupReq
         name: record.name.clone(),
         source: group.source.clone(),
         members: group.members.iter().map(member).collect(),
-        pmtu: settings.pmtu.bytes() as u32,
-        stall_timeout_ms: settings.stall_timeout_ms,
         lanes: 1 + record.more_lanes.len() as u32,
-        on_member_stall: settings.on_stall.map(on_stall),
-        any_source: settings
-            .any_source
-            .map_or(0, |numbers| any_source_to_proto(numbers).into()),
-        repair: settings.repair.map(repair_to_proto),
-        distribution: settings.distribution.to_string(),
-        ..Default::default()
+        ..creation_with(&group.settings)
     }
 }
 
@@ -189,35 +169,21 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
         reason: reason(group, entry),
         mcst_id: mcst_ids.first().map(ToString::to_string).unwrap_or_default(),
         start_psn: group.start_psn.value(),
-        pmtu: group.settings.pmtu.bytes() as u32,
-        va_base: group.settings.va_base,
         source: group.source.clone(),
         generation: record.generation,
         lanes: lanes(&record.name, mcst_ids),
-        stall_timeout_ms: group.settings.stall_timeout_ms,
-        on_member_loss: match group.settings.fails_with_receiver {
-            true => v1::MemberLoss::Fail,
-            false => v1::MemberLoss::Evict,
-        } as i32,
-        on_member_stall: group.settings.on_stall.map(on_stall),
         rate_limit: record.rate_limit.map(rate_limit_to_proto),
-        any_source: group
-            .settings
-            .any_source
-            .map_or(0, |numbers| any_source_to_proto(numbers).into()),
-        distribution: group.settings.distribution.to_string(),
         refinement: refinement(record),
         over_covered: record
             .plan
             .iter()
             .flat_map(|plan| plan.over_covered.iter().cloned())
             .collect(),
-        repair: group.settings.repair.map(repair_to_proto),
         diversion: diversion(group),
         outside: group.outside.iter().map(outside).collect(),
         owner: record.owner.clone(),
         description: record.description.to_string(),
-        ..Default::default()
+        ..state_with(&group.settings)
     }
 }
 
