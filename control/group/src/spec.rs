@@ -131,6 +131,17 @@ macro_rules! collective_settings {
             }
         }
 
+        impl From<&CollectiveSettings> for GivenSettings {
+            fn from(settings: &CollectiveSettings) -> Self {
+                Self {
+                    $($name: Some(settings.$name),)*
+                    mode: settings.mode,
+                    modes: settings.modes.clone(),
+                    rate_limit: None,
+                }
+            }
+        }
+
         impl CollectiveSettings {
             /// The given settings, and the defaults of all others.
             pub fn new(given: &GivenSettings) -> Self {
@@ -289,6 +300,11 @@ mod tests {
         };
         let is = CollectiveSettings::new(&same);
         let limit = same.rate_limit;
+        let unlimited = GivenSettings {
+            rate_limit: None,
+            ..same.clone()
+        };
+        assert_eq!(GivenSettings::from(&is), unlimited);
         assert_eq!(is.differs(&same, limit), None);
         assert_eq!(is.differs(&GivenSettings::default(), limit), None);
         let changed = |change: Change<'_>| {

@@ -5,7 +5,7 @@ use castnet_rules::{
     CollectiveMode, Endpoint, GroupRule, HostEndpoint, LossPolicy, NextHop, RankPart, StragglerPolicy,
     TranslatedRule,
 };
-use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
+use castnet_wire::{BitRate, MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
 use proptest::prelude::*;
 use tonic::Status;
 
@@ -136,6 +136,33 @@ fn each_bad_join_names_its_field() {
         spoil(&mut message);
         let status = Status::from(rank_join_from_proto(&message).unwrap_err());
         assert_eq!(violations(&status)[0].field, field, "{}", status.message());
+    }
+}
+
+#[test]
+fn settings_are_read_as_they_were_written() {
+    let given = GivenSettings {
+        pmtu: Some(Pmtu::B2048),
+        window_packets: Some(100),
+        message_packets: Some(50),
+        reproducible: Some(false),
+        mode: Some(CollectiveMode::Augmented),
+        modes: [("leaf1".into(), CollectiveMode::Terminated)].into(),
+        loss_policy: Some(LossPolicy::Repair),
+        straggler_policy: Some(StragglerPolicy::None),
+        ack_timeout_us: Some(5),
+        stall_timeout_ms: Some(6),
+        lanes: Some(7),
+        rate_limit: Some(RateLimit::of(BitRate::new(1_000_000_000).unwrap())),
+    };
+    for given in [GivenSettings::default(), given] {
+        let message = v1::CreateCollectiveRequest {
+            name: "g".into(),
+            ranks: vec!["a".into(), "b".into()],
+            settings: Some(settings_to_proto(&given)),
+            ..Default::default()
+        };
+        assert_eq!(new_collective_from_proto(&message).unwrap().settings, given);
     }
 }
 

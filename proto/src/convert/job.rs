@@ -7,10 +7,13 @@ use castnet_group::{Description, GivenSettings};
 use castnet_rules::{
     CollectiveMode, DEFAULT_MESSAGE_PACKETS, FaultKind, HostEndpoint, HostPart, LossPolicy, RANKS_MAX,
 };
-use castnet_wire::{McstId, Psn};
+use castnet_wire::{McstId, Pmtu, Psn};
 
 use super::request::{description, laned_name, lanes, name, unicast_mcst_id};
-use super::rule::{check_burst, loss, mode, rate_limit, straggler};
+use super::rule::{
+    check_burst, loss, loss_to_proto, mode, mode_to_proto, rate_limit, rate_limit_to_proto, straggler,
+    straggler_to_proto,
+};
 use super::{Invalid, Reader, connection_from_proto, out_of_range, pmtu, psn};
 use crate::v1;
 
@@ -275,18 +278,32 @@ pub(super) fn wait(field: &str, given: u32, default: u32, r: &mut Reader) -> Dur
     Duration::from_millis(if given == 0 { default } else { given }.into())
 }
 
-fn window(value: u32) -> Result<u16, FaultKind> {
+/// 0: it is not given, like in the others that read settings.
+fn window(value: u32) -> Result<Option<u16>, FaultKind> {
     match value {
-        WINDOW_PACKETS_MIN..=WINDOW_PACKETS_MAX => Ok(value as u16),
+        0 => Ok(None),
+        WINDOW_PACKETS_MIN..=WINDOW_PACKETS_MAX => Ok(Some(value as u16)),
         _ => Err(out_of_range(value, "packets are no window of a rank: 2 to 16384")),
     }
 }
 
-fn packets(value: u32) -> Result<u16, FaultKind> {
+fn packets(value: u32) -> Result<Option<u16>, FaultKind> {
     match value {
-        0..=WINDOW_PACKETS_MAX => Ok(value as u16),
+        0 => Ok(None),
+        1..=WINDOW_PACKETS_MAX => Ok(Some(value as u16)),
         _ => Err(out_of_range(value, "packets are too many: at most 16384")),
     }
+}
+
+fn size(value: u32) -> Result<Option<Pmtu>, FaultKind> {
+    match value {
+        0 => Ok(None),
+        value => pmtu(value).map(Some),
+    }
+}
+
+fn time(value: u32) -> Result<Option<u32>, FaultKind> {
+    Ok((value != 0).then_some(value))
 }
 
 /// Whether no rank can have a window of messages of this size in flight.
@@ -322,42 +339,68 @@ fn modes(given: &[v1::SwitchMode], r: &mut Reader) -> BTreeMap<String, Collectiv
     modes
 }
 
+fn switch_mode((switch, mode): (&String, &CollectiveMode)) -> v1::SwitchMode {
+    v1::SwitchMode {
+        switch: switch.clone(),
+        mode: mode_to_proto(*mode).into(),
+    }
+}
+
+/// `setting: how it is read, how it is written;`
+macro_rules! given {
+    ($($name:ident: $read:ident, $write:expr;)*) => {
+        /// Each setting on its own.
+        fn given(from: &v1::CollectiveSettings, r: &mut Reader) -> GivenSettings {
+            GivenSettings {
+                $($name: r.take(stringify!($name), $read(from.$name)).flatten(),)*
+                reproducible: from.reproducible,
+                modes: modes(&from.modes, r),
+                rate_limit: rate_limit(from.rate_limit, r),
+            }
+        }
+
+        /// The settings of a collective group as a message.
+        pub fn settings_to_proto(given: &GivenSettings) -> v1::CollectiveSettings {
+            v1::CollectiveSettings {
+                $($name: given.$name.map_or(0, $write),)*
+                reproducible: given.reproducible,
+                modes: given.modes.iter().map(switch_mode).collect(),
+                rate_limit: given.rate_limit.map(rate_limit_to_proto),
+            }
+        }
+    };
+}
+
+given! {
+    window_packets: window, u32::from;
+    message_packets: packets, u32::from;
+    pmtu: size, |pmtu| pmtu.bytes() as u32;
+    mode: mode, |mode| mode_to_proto(mode).into();
+    loss_policy: loss, |policy| loss_to_proto(policy).into();
+    straggler_policy: straggler, |policy| straggler_to_proto(policy).into();
+    ack_timeout_us: time, u32::from;
+    stall_timeout_ms: time, u32::from;
+    lanes: lanes, u32::from;
+}
+
 fn settings(message: Option<&v1::CollectiveSettings>, outer: &mut Reader) -> GivenSettings {
-    let Some(given) = message else {
+    let Some(message) = message else {
         return GivenSettings::default();
     };
     let mut r = Reader::default();
-    let nonzero = |value: u32| (value != 0).then_some(value);
-    let window_packets = r.optional("window_packets", nonzero(given.window_packets), window);
-    let message_packets = r.optional("message_packets", nonzero(given.message_packets), packets);
-    if let (Some(window), Some(message)) = (window_packets, message_packets)
+    let settings = given(message, &mut r);
+    if let (Some(window), Some(message)) = (settings.window_packets, settings.message_packets)
         && message > window
     {
         let why = "packets are more than the window has";
         r.fault("message_packets", out_of_range(message, why));
     }
-    let message = message_packets.unwrap_or(DEFAULT_MESSAGE_PACKETS);
-    if let Some(window) = window_packets.filter(|window| too_many_messages((*window).into(), message.into()))
-    {
+    let message = settings.message_packets.unwrap_or(DEFAULT_MESSAGE_PACKETS);
+    let too_many = |window: &u16| too_many_messages((*window).into(), message.into());
+    if let Some(window) = settings.window_packets.filter(too_many) {
         let why = "packets are over 496 messages, more than a rank can have in flight: raise message_packets";
         r.fault("window_packets", out_of_range(window, why));
     }
-    let settings = GivenSettings {
-        pmtu: r.optional("pmtu", nonzero(given.pmtu), pmtu),
-        window_packets,
-        message_packets,
-        reproducible: given.reproducible,
-        mode: r.take("mode", mode(given.mode)).flatten(),
-        modes: modes(&given.modes, &mut r),
-        loss_policy: r.take("loss_policy", loss(given.loss_policy)).flatten(),
-        straggler_policy: r
-            .take("straggler_policy", straggler(given.straggler_policy))
-            .flatten(),
-        ack_timeout_us: nonzero(given.ack_timeout_us),
-        stall_timeout_ms: nonzero(given.stall_timeout_ms),
-        lanes: r.take("lanes", lanes(given.lanes)).flatten(),
-        rate_limit: rate_limit(given.rate_limit, &mut r),
-    };
     check_burst(settings.rate_limit, settings.pmtu, settings.lanes, &mut r);
     let mut modes = settings.mode.iter().chain(settings.modes.values());
     if settings.loss_policy == Some(LossPolicy::Reflect)
