@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use castnet_group::{DEFAULT_MEMBER_STALL_MS, Description, Distribution, MulticastSettings, StallPolicy};
 use castnet_rules::{
-    DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX, RepairRule, ambiguous_name,
+    DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, Ipv4Net, LANES_MAX, RepairRule, ambiguous_name,
 };
 use castnet_wire::{AnySource, DropReason, FrameFilter, McstId, Pmtu, PortId, Psn, RateLimit};
 
 use super::job::{DEFAULT_LEASE_MS, wait};
 use super::rule::{self, any_source_to_proto, memory_to_proto, repair_to_proto, without_keys};
-use super::{Invalid, Reader, bad_text, ip, mcst_id, missing, out_of_range, parse, pmtu, port, psn};
+use super::{Invalid, Reader, bad_text, ip, mcst_id, missing, out_of_range, parse, pmtu, port, prefix, psn};
 use crate::v1;
 use crate::v1::host_endpoint::Part;
 
@@ -268,14 +268,15 @@ pub fn reason_line(text: &str) -> String {
     line
 }
 
-/// Checks why a source goes on from host to host.
-pub fn diversion_from_proto(reason: String) -> Result<String, Invalid> {
-    line("diverts", reason)
-}
-
-/// Checks why a member does not reach a receiver.
-pub fn unreached_from_proto(reason: String) -> Result<String, Invalid> {
-    line("reason", reason)
+/// Checks a reason that a host gives. A fault names `field`.
+pub fn reason_from_proto(field: &str, reason: String) -> Result<String, Invalid> {
+    check_line(
+        field,
+        &reason,
+        1..=REASON_MAX,
+        "a reason: a line of 1 to 512 bytes",
+    )?;
+    Ok(reason)
 }
 
 /// Checks what a receiver says that it has of a stream when it leaves.
@@ -302,16 +303,6 @@ pub fn check_term(term: &v1::ControllerTerm) -> Result<(), Invalid> {
         0..=1024,
         "an address: a line of at most 1024 bytes",
     )
-}
-
-fn line(field: &str, reason: String) -> Result<String, Invalid> {
-    check_line(
-        field,
-        &reason,
-        1..=REASON_MAX,
-        "a reason: a line of 1 to 512 bytes",
-    )?;
-    Ok(reason)
 }
 
 fn check_line(
@@ -440,24 +431,26 @@ pub fn filter_from_proto(field: &str, message: Option<&v1::FrameFilter>) -> Resu
     r.within(field).finish(Some(filter))
 }
 
-/// Checks the name of a group or host: 1 to 63 letters, digits, `-`, `_` and `.`. A fault names `field`.
-pub fn name_from_proto(field: &str, text: &str) -> Result<String, Invalid> {
-    name(text).map_err(|kind| Invalid::one(field, kind))
+macro_rules! alone {
+    ($($(#[$doc:meta])* $name:ident: $read:ident, $value:ty => $type:ty;)+) => {$(
+        $(#[$doc])*
+        pub fn $name(field: &str, value: $value) -> Result<$type, Invalid> {
+            $read(value).map_err(|kind| Invalid::one(field, kind))
+        }
+    )+};
 }
 
-/// Reads a McstID. A fault names `field`.
-pub fn mcst_id_from_proto(field: &str, text: &str) -> Result<McstId, Invalid> {
-    mcst_id(text).map_err(|kind| Invalid::one(field, kind))
-}
-
-/// Reads the McstID of a group, a unicast address. A fault names `field`.
-pub fn unicast_mcst_id_from_proto(field: &str, text: &str) -> Result<McstId, Invalid> {
-    unicast_mcst_id(text).map_err(|kind| Invalid::one(field, kind))
-}
-
-/// Reads the number of a port. A fault names `field`.
-pub fn port_from_proto(field: &str, value: u32) -> Result<PortId, Invalid> {
-    port(value).map_err(|kind| Invalid::one(field, kind))
+alone! {
+    /// Checks the name of a group or host: 1 to 63 letters, digits, `-`, `_` and `.`. A fault names `field`.
+    name_from_proto: name, &str => String;
+    /// Reads a McstID. A fault names `field`.
+    mcst_id_from_proto: mcst_id, &str => McstId;
+    /// Reads the McstID of a group, a unicast address. A fault names `field`.
+    unicast_mcst_id_from_proto: unicast_mcst_id, &str => McstId;
+    /// Reads the number of a port. A fault names `field`.
+    port_from_proto: port, u32 => PortId;
+    /// Reads the prefix of a route. A fault names `field`.
+    prefix_from_proto: prefix, &str => Ipv4Net;
 }
 
 pub(super) fn name(text: &str) -> Result<String, FaultKind> {

@@ -3,9 +3,9 @@ use std::sync::Arc;
 
 use castnet_proto::access::{Caller, Role, RunningCall};
 use castnet_proto::convert::{
-    Invalid, check_received, connection_from_proto, diversion_from_proto, exchange_from_proto,
-    lease_from_proto, name_from_proto, new_collective_from_proto, new_group_from_proto, rank_join_from_proto,
-    registration_from_proto, unreached_from_proto,
+    Invalid, check_received, connection_from_proto, exchange_from_proto, lease_from_proto, name_from_proto,
+    new_collective_from_proto, new_group_from_proto, rank_join_from_proto, reason_from_proto,
+    registration_from_proto,
 };
 use castnet_proto::v1;
 use castnet_proto::v1::controller_server::Controller;
@@ -258,7 +258,7 @@ impl Controller for Service {
         if rank.is_none() {
             name_from_proto("host", &host)?;
         }
-        let diverts = diverts.map(diversion_from_proto).transpose()?;
+        let diverts = diverts.map(|why| reason_from_proto("diverts", why)).transpose()?;
         received.as_ref().map(check_received).transpose()?;
         caller.concerns(match rank {
             Some(rank) => format!("{group} rank {rank}"),
@@ -298,7 +298,7 @@ impl Controller for Service {
             name_from_proto(field, name)?;
         }
         caller.concerns(format!("{group} host {host} receiver {receiver}"));
-        let reason = unreached_from_proto(reason)?;
+        let reason = reason_from_proto("reason", reason)?;
         caller.check_host(&host, "report")?;
         let report = |core: &mut Locked<'_>| {
             core.check_member(&caller, &group, "report about")?;
