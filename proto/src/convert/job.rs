@@ -7,7 +7,7 @@ use castnet_group::{Description, GivenSettings};
 use castnet_rules::{
     CollectiveMode, DEFAULT_MESSAGE_PACKETS, FaultKind, HostEndpoint, HostPart, LossPolicy, RANKS_MAX,
 };
-use castnet_wire::{McstId, Pmtu, Psn};
+use castnet_wire::{McstId, Psn};
 
 use super::request::{description, laned_name, lanes, name, unicast_mcst_id};
 use super::rule::{
@@ -278,32 +278,18 @@ pub(super) fn wait(field: &str, given: u32, default: u32, r: &mut Reader) -> Dur
     Duration::from_millis(if given == 0 { default } else { given }.into())
 }
 
-/// 0: it is not given, like in the others that read settings.
-fn window(value: u32) -> Result<Option<u16>, FaultKind> {
+fn window(value: u32) -> Result<u16, FaultKind> {
     match value {
-        0 => Ok(None),
-        WINDOW_PACKETS_MIN..=WINDOW_PACKETS_MAX => Ok(Some(value as u16)),
+        WINDOW_PACKETS_MIN..=WINDOW_PACKETS_MAX => Ok(value as u16),
         _ => Err(out_of_range(value, "packets are no window of a rank: 2 to 16384")),
     }
 }
 
-fn packets(value: u32) -> Result<Option<u16>, FaultKind> {
+fn packets(value: u32) -> Result<u16, FaultKind> {
     match value {
-        0 => Ok(None),
-        1..=WINDOW_PACKETS_MAX => Ok(Some(value as u16)),
+        0..=WINDOW_PACKETS_MAX => Ok(value as u16),
         _ => Err(out_of_range(value, "packets are too many: at most 16384")),
     }
-}
-
-fn size(value: u32) -> Result<Option<Pmtu>, FaultKind> {
-    match value {
-        0 => Ok(None),
-        value => pmtu(value).map(Some),
-    }
-}
-
-fn time(value: u32) -> Result<Option<u32>, FaultKind> {
-    Ok((value != 0).then_some(value))
 }
 
 /// Whether no rank can have a window of messages of this size in flight.
@@ -346,13 +332,14 @@ fn switch_mode((switch, mode): (&String, &CollectiveMode)) -> v1::SwitchMode {
     }
 }
 
-/// `setting: how it is read, how it is written;`
+/// Numbers, which are not given if they are 0, and others: `setting: how it is read, how it is written;`
 macro_rules! given {
-    ($($name:ident: $read:ident, $write:expr;)*) => {
+    ({ $($name:ident: $read:ident, $write:expr;)* } { $($other:ident: $read_other:ident, $write_other:expr;)* }) => {
         /// Each setting on its own.
         fn given(from: &v1::CollectiveSettings, r: &mut Reader) -> GivenSettings {
             GivenSettings {
-                $($name: r.take(stringify!($name), $read(from.$name)).flatten(),)*
+                $($name: r.optional(stringify!($name), Some(from.$name).filter(|given| *given != 0), $read),)*
+                $($other: r.take(stringify!($other), $read_other(from.$other)).flatten(),)*
                 reproducible: from.reproducible,
                 modes: modes(&from.modes, r),
                 rate_limit: rate_limit(from.rate_limit, r),
@@ -363,6 +350,7 @@ macro_rules! given {
         pub fn settings_to_proto(given: &GivenSettings) -> v1::CollectiveSettings {
             v1::CollectiveSettings {
                 $($name: given.$name.map_or(0, $write),)*
+                $($other: given.$other.map_or(0, $write_other),)*
                 reproducible: given.reproducible,
                 modes: given.modes.iter().map(switch_mode).collect(),
                 rate_limit: given.rate_limit.map(rate_limit_to_proto),
@@ -372,15 +360,19 @@ macro_rules! given {
 }
 
 given! {
-    window_packets: window, u32::from;
-    message_packets: packets, u32::from;
-    pmtu: size, |pmtu| pmtu.bytes() as u32;
-    mode: mode, |mode| mode_to_proto(mode).into();
-    loss_policy: loss, |policy| loss_to_proto(policy).into();
-    straggler_policy: straggler, |policy| straggler_to_proto(policy).into();
-    ack_timeout_us: time, u32::from;
-    stall_timeout_ms: time, u32::from;
-    lanes: lanes, u32::from;
+    {
+        window_packets: window, u32::from;
+        message_packets: packets, u32::from;
+        pmtu: pmtu, |pmtu| pmtu.bytes() as u32;
+        ack_timeout_us: Ok, u32::from;
+        stall_timeout_ms: Ok, u32::from;
+    }
+    {
+        mode: mode, |mode| mode_to_proto(mode).into();
+        loss_policy: loss, |policy| loss_to_proto(policy).into();
+        straggler_policy: straggler, |policy| straggler_to_proto(policy).into();
+        lanes: lanes, u32::from;
+    }
 }
 
 fn settings(message: Option<&v1::CollectiveSettings>, outer: &mut Reader) -> GivenSettings {
