@@ -368,7 +368,7 @@ pub(crate) fn refused(status: tonic::Status) -> Failure {
     let (code, violations) = (status.code(), violations(&status));
     let mut failure = Failure::from(status);
     if !violations.is_empty() {
-        failure.what = flags::FLAGS.refusal(&violations);
+        failure.what = flags::flags().refusal(&violations);
     }
     match code {
         Code::NotFound | Code::AlreadyExists => {

@@ -66,7 +66,7 @@ pub(crate) struct CreateJob {
     #[arg(long, value_name = "HOST,...", value_delimiter = ',', required = true, value_parser = name)]
     ranks: Vec<String>,
     /// Packets that a rank may have in flight [default: 64]; each switch has slots for two windows and two messages, if it has the memory
-    #[arg(long, value_name = "PACKETS", value_parser = clap::value_parser!(u32).range(2..=16_384))]
+    #[arg(id = "window_packets", long = "window", value_name = "PACKETS", value_parser = clap::value_parser!(u32).range(2..=16_384))]
     window: Option<u32>,
     /// Packets of a full message, at most the window [default: 16]
     #[arg(long, value_name = "PACKETS", value_parser = clap::value_parser!(u32).range(1..=16_384))]
@@ -83,7 +83,7 @@ pub(crate) struct CreateJob {
     mode: Option<CollectiveMode>,
     /// A switch with another mode than the group's, as SWITCH=MODE; give it once for each. An edge between switches of different modes is a
     /// connection of its own
-    #[arg(long, value_name = "SWITCH=MODE", value_parser = switch_mode)]
+    #[arg(id = "modes", long = "mode-at", value_name = "SWITCH=MODE", value_parser = switch_mode)]
     mode_at: Vec<(String, CollectiveMode)>,
     /// What repairs losses: the switch (repair, the default) or the hosts (reflect)
     #[arg(long, value_name = "POLICY", value_parser = loss)]
@@ -139,7 +139,7 @@ impl CreateJob {
             mode: mode_to_proto(mode) as i32,
         };
         let settings = api::CollectiveSettings {
-            pmtu: self.common.pmtu,
+            pmtu: self.common.pmtu.bytes() as u32,
             window_packets: self.window.unwrap_or(0),
             message_packets: self.message_packets.unwrap_or(0),
             reproducible: Some(self.reproducible),

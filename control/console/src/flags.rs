@@ -2,16 +2,22 @@
 
 use castnet_proto::convert::Violation;
 
-/// The flags of a command, without their dashes.
-#[derive(Clone, Copy, Debug)]
-pub struct Flags {
-    /// Flags that are called like their fields, with `-` for `_`.
-    pub alike: &'static [&'static str],
-    /// Fields, with `-` for `_`, and their flags, where these are called otherwise.
-    pub others: &'static [(&'static str, &'static str)],
-}
+/// Fields and the flags that fill them, these without their dashes.
+#[derive(Clone, Debug)]
+pub struct Flags(Vec<(String, String)>);
 
 impl Flags {
+    /// The flags of `commands` that are not hidden. Their ids are the paths of fields.
+    pub fn of(commands: impl IntoIterator<Item = clap::Command>) -> Self {
+        let mut flags = Vec::new();
+        for command in commands {
+            let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
+            let pair = |arg: &clap::Arg| Some((arg.get_id().to_string(), arg.get_long()?.to_owned()));
+            flags.extend(shown.filter_map(pair));
+        }
+        Self(flags)
+    }
+
     /// What a status says with these violations, with flags in place of fields.
     pub fn refusal(&self, violations: &[Violation]) -> String {
         let each = violations.iter().map(|v| self.named(&v.field, &v.reason));
@@ -36,18 +42,13 @@ impl Flags {
     }
 
     /// The flag that fills a field, such as `settings.modes[1].switch`, or what the field is in.
-    fn flag(&self, field: &str) -> Option<&'static str> {
+    fn flag(&self, field: &str) -> Option<&str> {
         let field = field.strip_prefix("settings.").unwrap_or(field);
-        let without_index = |part: &str| {
-            part.split_once(']')
-                .map_or(part, |(_, rest)| rest)
-                .replace('_', "-")
-        };
-        let mut path: String = field.split('[').map(without_index).collect();
+        let parts = field.split('[');
+        let parts = parts.map(|part| part.split_once(']').map_or(part, |(_, rest)| rest));
+        let mut path: String = parts.collect();
         loop {
-            let other = self.others.iter().find(|(field, _)| *field == path);
-            let alike = self.alike.iter().find(|flag| **flag == path);
-            if let Some(flag) = other.map(|(_, flag)| *flag).or(alike.copied()) {
+            if let Some((_, flag)) = self.0.iter().find(|(field, _)| *field == path) {
                 return Some(flag);
             }
             let end = path.rfind('.')?;
@@ -84,20 +85,26 @@ impl Flags {
 mod tests {
     use super::*;
 
-    const FLAGS: Flags = Flags {
-        alike: &["any-source", "lanes", "members", "message-packets", "start-psn"],
-        others: &[
-            ("members.connection", "connection"),
-            ("modes", "mode-at"),
-            ("on-member-stall.after-ms", "member-stall-ms"),
-            ("rate-limit", "rate"),
-            ("rate-limit.burst-bytes", "burst"),
-            ("window-packets", "window"),
-        ],
-    };
-
     #[test]
     fn a_refusal_names_the_flags_that_were_written() {
+        let args = [
+            ("any_source", "any-source"),
+            ("lanes", "lanes"),
+            ("members", "members"),
+            ("members.connection", "connection"),
+            ("message_packets", "message-packets"),
+            ("modes", "mode-at"),
+            ("on_member_stall.after_ms", "member-stall-ms"),
+            ("rate_limit", "rate"),
+            ("rate_limit.burst_bytes", "burst"),
+            ("start_psn", "start-psn"),
+            ("window_packets", "window"),
+        ];
+        let args = args.map(|(id, long)| clap::Arg::new(id).long(long));
+        let hidden = clap::Arg::new("tenant").long("tenant").hide(true);
+        let positional = clap::Arg::new("name");
+        let command = clap::Command::new("create").args(args).args([hidden, positional]);
+        let flags = Flags::of([command]);
         for (field, reason, says) in [
             (
                 "members[1].host",
@@ -153,9 +160,9 @@ mod tests {
                 field: field.to_owned(),
                 reason: reason.to_owned(),
             };
-            assert_eq!(FLAGS.refusal(&[violation]), says);
+            assert_eq!(flags.refusal(&[violation]), says);
             if !field.is_empty() {
-                assert_eq!(FLAGS.sentence(&format!("{field}: {reason}")), says);
+                assert_eq!(flags.sentence(&format!("{field}: {reason}")), says);
             }
         }
     }

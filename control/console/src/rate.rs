@@ -9,15 +9,20 @@ use clap::Args;
 use crate::api;
 use crate::units::{Size, Span, bit_rate, bytes};
 
-/// `--rate` and `--burst`.
+/// `--rate` and `--burst`. Here and in others, ids are the fields that flags fill: refusals name these ([`Flags`](crate::flags::Flags)).
 #[derive(Clone, Debug, Default, Args)]
 pub struct RateArgs {
     /// Most that the source, or each rank, sends to the group: bits per second of frames, such as 10G or 400M, all lanes together.
     /// The switch next to it drops the rest [default: no limit, or that of the tenant]
-    #[arg(long, value_name = "RATE")]
+    #[arg(id = "rate_limit", long = "rate", value_name = "RATE")]
     rate: Option<BitRate>,
     /// How much it may send at once: bytes, or a time at this rate [default: 4ms, and at least 256KiB]
-    #[arg(long, value_name = "BYTES|TIME", requires = "rate")]
+    #[arg(
+        id = "rate_limit.burst_bytes",
+        long = "burst",
+        value_name = "BYTES|TIME",
+        requires = "rate_limit"
+    )]
     burst: Option<Burst>,
 }
 

@@ -238,14 +238,6 @@ pub fn from_hex(text: &str) -> Result<Vec<u8>, String> {
         .collect())
 }
 
-/// Parses a path MTU: 256, 512, 1024, 2048 or 4096.
-pub fn pmtu(text: &str) -> Result<u32, String> {
-    let bytes = text.parse().ok();
-    bytes
-        .filter(|bytes| castnet_wire::Pmtu::from_bytes(*bytes).is_some())
-        .ok_or_else(|| format!("'{text}' is no RoCE path MTU: 256, 512, 1024, 2048 or 4096"))
-}
-
 /// The name of a host, switch, group or job, by the one rule that controller and switches have for all of them.
 pub fn name(text: &str) -> Result<String, String> {
     let checked = castnet_proto::convert::name_from_proto("", text);

@@ -63,41 +63,6 @@ impl Default for MulticastSettings {
     }
 }
 
-/// The fields of a request that are 0.
-fn zeros<const N: usize>(numbers: [(&'static str, u32); N]) -> Vec<&'static str> {
-    let zeros = numbers.into_iter().filter(|(_, number)| *number == 0);
-    zeros.map(|(field, _)| field).collect()
-}
-
-impl MulticastSettings {
-    /// Fields of a request that are 0, which stands for the default there. No group has such settings.
-    pub fn zeros(&self) -> Vec<&'static str> {
-        let after_ms = self
-            .on_stall
-            .map_or(DEFAULT_MEMBER_STALL_MS, |policy| policy.after_ms);
-        let repair = self.repair.unwrap_or_default();
-        zeros([
-            ("stall_timeout_ms", self.stall_timeout_ms),
-            ("on_member_stall.after_ms", after_ms),
-            ("repair.slots", repair.slots.into()),
-            ("repair.ack_timeout_us", repair.ack_timeout_us),
-        ])
-    }
-}
-
-impl CollectiveSettings {
-    /// Fields of a request that are 0, which stands for the default there. No group has such settings.
-    pub fn zeros(&self) -> Vec<&'static str> {
-        zeros([
-            ("settings.window_packets", self.window_packets.into()),
-            ("settings.message_packets", self.message_packets.into()),
-            ("settings.ack_timeout_us", self.ack_timeout_us),
-            ("settings.stall_timeout_ms", self.stall_timeout_ms),
-            ("settings.lanes", self.lanes.into()),
-        ])
-    }
-}
-
 /// Declares the settings of a collective group and, with the same fields, what a call gives of them: `name: Type [serde attribute] = default`.
 macro_rules! collective_settings {
     ($($(#[$doc:meta])* $name:ident: $type:ty [$($serde:tt)*] = $default:expr;)*) => {
@@ -128,6 +93,17 @@ macro_rules! collective_settings {
         impl Default for CollectiveSettings {
             fn default() -> Self {
                 Self { $($name: $default,)* mode: None, modes: BTreeMap::new() }
+            }
+        }
+
+        impl From<&CollectiveSettings> for GivenSettings {
+            fn from(settings: &CollectiveSettings) -> Self {
+                Self {
+                    $($name: Some(settings.$name),)*
+                    mode: settings.mode,
+                    modes: settings.modes.clone(),
+                    rate_limit: None,
+                }
             }
         }
 
@@ -229,39 +205,6 @@ mod tests {
         assert_eq!(of(Some(100), Some(200)), (100, 100));
     }
 
-    #[test]
-    fn no_group_has_a_zero_for_the_default() {
-        let mut multicast = MulticastSettings::default();
-        assert_eq!(multicast.zeros(), [""; 0]);
-        multicast.stall_timeout_ms = 0;
-        let (after_ms, fails) = (0, false);
-        multicast.on_stall = Some(StallPolicy { after_ms, fails });
-        let (slots, ack_timeout_us) = (0, 0);
-        multicast.repair = Some(RepairRule {
-            slots,
-            ack_timeout_us,
-        });
-        let fields = [
-            "stall_timeout_ms",
-            "on_member_stall.after_ms",
-            "repair.slots",
-            "repair.ack_timeout_us",
-        ];
-        assert_eq!(multicast.zeros(), fields);
-        let mut sums = CollectiveSettings::default();
-        assert_eq!(sums.zeros(), [""; 0]);
-        (sums.window_packets, sums.message_packets, sums.lanes) = (0, 0, 0);
-        (sums.ack_timeout_us, sums.stall_timeout_ms) = (0, 0);
-        let fields = [
-            "settings.window_packets",
-            "settings.message_packets",
-            "settings.ack_timeout_us",
-            "settings.stall_timeout_ms",
-            "settings.lanes",
-        ];
-        assert_eq!(sums.zeros(), fields);
-    }
-
     type Change<'c> = &'c dyn Fn(&mut GivenSettings);
 
     /// What a rank gives must be what the group has. What it does not give is the group's.
@@ -289,6 +232,11 @@ mod tests {
         };
         let is = CollectiveSettings::new(&same);
         let limit = same.rate_limit;
+        let unlimited = GivenSettings {
+            rate_limit: None,
+            ..same.clone()
+        };
+        assert_eq!(GivenSettings::from(&is), unlimited);
         assert_eq!(is.differs(&same, limit), None);
         assert_eq!(is.differs(&GivenSettings::default(), limit), None);
         let changed = |change: Change<'_>| {

@@ -181,6 +181,19 @@ impl fmt::Display for Pmtu {
     }
 }
 
+/// A text that is not a path MTU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no RoCE path MTU: 256, 512, 1024, 2048 or 4096")]
+pub struct BadPmtu;
+
+impl FromStr for Pmtu {
+    type Err = BadPmtu;
+
+    fn from_str(text: &str) -> Result<Self, BadPmtu> {
+        text.parse().ok().and_then(Self::from_bytes).ok_or(BadPmtu)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -213,8 +226,8 @@ mod tests {
             (1, 1, 2)
         );
         assert_eq!(
-            (Pmtu::from_bytes(4096), Pmtu::from_bytes(1500)),
-            (Some(Pmtu::B4096), None)
+            ("4096".parse::<Pmtu>(), "1500".parse::<Pmtu>()),
+            (Ok(Pmtu::B4096), Err(BadPmtu))
         );
     }
 }

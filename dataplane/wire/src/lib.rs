@@ -74,7 +74,7 @@ pub use ethernet::{Ethernet, VlanTag};
 pub use ext::{AtomicEth, Deth, ExtHeaders, Reth};
 pub use filter::FrameFilter;
 pub use frame::{BATCH, Batch, FrameBuf};
-pub use ids::{MacAddr, McstId, Pmtu, PortId, Qpn};
+pub use ids::{BadPmtu, MacAddr, McstId, Pmtu, PortId, Qpn};
 pub use ipv4::Ipv4;
 pub use ipv6::Ipv6;
 pub use limit::Limit;

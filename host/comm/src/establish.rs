@@ -7,10 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use castnet_proto::convert::{
-    disagreement_from_proto, loss_to_proto, mode_to_proto, rate_limit_from_proto, rate_limit_to_proto,
-    straggler_to_proto,
-};
+use castnet_group::GivenSettings;
+use castnet_proto::convert::{disagreement_from_proto, rate_limit_from_proto, settings_to_proto};
 use castnet_proto::v1 as api;
 use castnet_rnic::{QpOptions, QpRemote, QueueLimits, Rnic};
 use castnet_wire::{MacAddr, Pmtu, Psn, Qpn, Verdict};
@@ -136,20 +134,20 @@ impl Group {
     }
 
     fn settings(&self, lanes: usize) -> api::CollectiveSettings {
-        api::CollectiveSettings {
-            pmtu: self.config.pmtu.bytes() as u32,
-            window_packets: self.config.window_packets,
-            message_packets: self.config.message_packets,
-            reproducible: Some(self.config.reproducible),
-            mode: self.config.mode.map_or(0, |mode| mode_to_proto(mode).into()),
-            modes: Vec::new(),
-            loss_policy: loss_to_proto(self.config.loss).into(),
-            straggler_policy: straggler_to_proto(self.config.straggler).into(),
-            ack_timeout_us: timeout_us(self.config.qp_timeout),
-            stall_timeout_ms: 0,
-            lanes: lanes as u32,
-            rate_limit: self.config.rate_limit.map(rate_limit_to_proto),
-        }
+        let config = &self.config;
+        settings_to_proto(&GivenSettings {
+            pmtu: Some(config.pmtu),
+            window_packets: config.window_packets.try_into().ok(),
+            message_packets: config.message_packets.try_into().ok(),
+            reproducible: Some(config.reproducible),
+            mode: config.mode,
+            loss_policy: Some(config.loss),
+            straggler_policy: Some(config.straggler),
+            ack_timeout_us: Some(timeout_us(config.qp_timeout)),
+            lanes: lanes.try_into().ok(),
+            rate_limit: config.rate_limit,
+            ..GivenSettings::default()
+        })
     }
 
     /// Number of lanes that the group has or will have.

@@ -37,7 +37,7 @@ use super::help::{
 use super::{QpArgs, Stop};
 pub use caller::{Caller, Callers};
 use castnet_console::rate::RateArgs;
-use castnet_console::units::{name, pmtu, positive_span};
+use castnet_console::units::{name, positive_span};
 pub use failure::failure;
 pub use measure::{Calls, Measure, Trouble, median};
 pub use sizes::Sizes;
@@ -50,7 +50,7 @@ pub use threads::each_rank;
 #[command(next_help_heading = "This rank")]
 pub struct RankArgs {
     /// Name of this host, as the controller knows it
-    #[arg(long, value_parser = name)]
+    #[arg(id = "host", long = "name", value_name = "NAME", value_parser = name)]
     pub name: String,
     /// Name of the job, and of its group
     #[arg(long, value_parser = name)]
@@ -121,10 +121,10 @@ pub struct NetworkArgs {
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u8).range(1..=16))]
     lanes: Option<u8>,
     /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096
-    #[arg(long, value_name = "BYTES", value_parser = pmtu, default_value = "1024")]
-    pub pmtu: u32,
+    #[arg(long, value_name = "BYTES", default_value_t = Pmtu::B1024)]
+    pub pmtu: Pmtu,
     /// Packets that a rank may have in flight
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=16_384))]
+    #[arg(id = "window_packets", long = "window", value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=16_384))]
     window: u32,
     /// Packets of a full message, at most the window [default: 16, or the window if it is smaller]
     #[arg(long, value_name = "N")]
@@ -143,13 +143,13 @@ pub struct NetworkArgs {
     #[arg(long, value_name = "MODE", value_parser = units::mode)]
     mode: Option<CollectiveMode>,
     /// Which side repairs losses: repair (the switch) or reflect (the hosts)
-    #[arg(long, value_name = "POLICY", default_value_t = LossPolicy::Repair)]
+    #[arg(id = "loss_policy", long = "loss", value_name = "POLICY", default_value_t = LossPolicy::Repair)]
     loss: LossPolicy,
     /// How the ranks that wait for a late one are kept alive: keep-alive, rnr or none
-    #[arg(long, value_name = "POLICY", default_value_t = StragglerPolicy::KeepAlive)]
+    #[arg(id = "straggler_policy", long = "straggler", value_name = "POLICY", default_value_t = StragglerPolicy::KeepAlive)]
     straggler: StragglerPolicy,
     /// A file with the secret of the job, which keeps ranks of others out; at most 256 bytes [default: CASTNET_JOB_SECRET]
-    #[arg(long, value_name = "FILE")]
+    #[arg(id = "secret", long = "secret-file", value_name = "FILE")]
     secret_file: Option<PathBuf>,
     #[command(flatten)]
     qp: QpArgs,
@@ -483,7 +483,7 @@ impl RankArgs {
         if let Some(path) = &how.network.secret_file {
             config.secret = Secret(files::read(path).map_err(|e| exit::cannot_read(path, &e))?);
         }
-        config.pmtu = Pmtu::from_bytes(network.pmtu).unwrap_or(Pmtu::B1024);
+        config.pmtu = network.pmtu;
         config.lanes = network.lanes.unwrap_or(0);
         config.window_packets = network.window;
         config.message_packets = network

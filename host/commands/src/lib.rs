@@ -32,7 +32,7 @@ use castnet_console::files;
 use castnet_console::output::{Output, remark};
 use castnet_console::program;
 use castnet_console::service::{Ready, Signals};
-use castnet_console::units::{Size, Span, name, number, pmtu, positive_span, qpn, virtual_qpn};
+use castnet_console::units::{Size, Span, name, number, positive_span, qpn, virtual_qpn};
 use castnet_member::{
     Group, GroupAddress, Member, MemberConfig, MemberError, Others, Prepared, Registration,
 };
@@ -172,7 +172,7 @@ struct MemberArgs {
 #[derive(Clone, Debug, Args)]
 struct QpArgs {
     /// Time-out exponent of the QP: 4.096 us * 2^N; 14 is 67 ms. A job that its ranks create takes 8 or more
-    #[arg(long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..32))]
+    #[arg(id = "ack_timeout_us", long = "qp-timeout", value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..32))]
     qp_timeout: u8,
     /// Retries of the QP without progress; 7: no limit with the software RNIC and SoftRoCE
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(0..8))]
@@ -215,8 +215,8 @@ struct FixedArgs {
     #[arg(long, value_name = "PSN", requires = "mcst_id", value_parser = clap::value_parser!(u32).range(0..1 << 24))]
     start_psn: Option<u32>,
     /// Path MTU of the group [default: 1024]
-    #[arg(long, value_name = "BYTES", requires = "mcst_id", value_parser = pmtu)]
-    pmtu: Option<u32>,
+    #[arg(long, value_name = "BYTES", requires = "mcst_id")]
+    pmtu: Option<Pmtu>,
     /// With --op write: base of the source's virtual addresses
     #[arg(long, value_name = "VA", requires = "mcst_id", value_parser = number)]
     va_base: Option<u64>,
@@ -281,7 +281,7 @@ impl MemberArgs {
             mcst_ids: vec![mcst_id],
             virtual_qpn: fixed.virtual_qpn.unwrap_or(Qpn::VIRTUAL),
             start_psn: Psn::new(fixed.start_psn.unwrap_or_default()),
-            pmtu: Pmtu::from_bytes(fixed.pmtu.unwrap_or(1024)).unwrap_or(Pmtu::B1024),
+            pmtu: fixed.pmtu.unwrap_or(Pmtu::B1024),
             va_base: fixed.va_base.unwrap_or_default(),
             rate_limit: None,
             selective_repeat: false,

@@ -9,7 +9,7 @@ use castnet_console::connect::{CONTROLLER, Tls};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, remark};
 use castnet_console::service::Ready;
-use castnet_console::units::{Size, Span, name, pmtu, positive_span};
+use castnet_console::units::{Size, Span, name, positive_span};
 use castnet_member::{Group, MemberConfig};
 use castnet_proto::transport::Controllers;
 use castnet_replicate::{
@@ -169,8 +169,8 @@ pub struct LoadArgs {
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = positive_span)]
     pub give_up: Span,
     /// Path MTU of connections to single servers; a group has its own
-    #[arg(long, value_name = "BYTES", default_value = "4096", value_parser = pmtu)]
-    pub pmtu: u32,
+    #[arg(long, value_name = "BYTES", default_value_t = Pmtu::B4096)]
+    pub pmtu: Pmtu,
 }
 
 /// How the client reaches the servers.
@@ -355,7 +355,7 @@ impl LoadArgs {
         let way = match by {
             By::Multicast => Way::Multicast(Box::new(host.member(group.unwrap_or_default())?)),
             By::Unicasts | By::One => Way::Unicasts {
-                pmtu: Pmtu::from_bytes(self.pmtu).unwrap_or(Pmtu::B4096),
+                pmtu: self.pmtu,
                 timeout: host.qp.qp_timeout,
                 retry_cnt: host.qp.retry_cnt,
                 connect_timeout: host.connect_timeout.0,

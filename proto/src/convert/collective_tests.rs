@@ -5,10 +5,11 @@ use castnet_rules::{
     CollectiveMode, Endpoint, GroupRule, HostEndpoint, LossPolicy, NextHop, RankPart, StragglerPolicy,
     TranslatedRule,
 };
-use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
+use castnet_wire::{BitRate, MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
 use proptest::prelude::*;
 use tonic::Status;
 
+use super::limit_tests::{joining, settings};
 use super::*;
 use crate::v1;
 
@@ -89,21 +90,12 @@ proptest! {
     }
 }
 
-fn joining() -> v1::InitGroupRequest {
-    v1::InitGroupRequest {
-        job: "job".into(),
-        rank: 1,
-        size: 4,
-        host: "h1".into(),
-        connection: Some(v1::Connection {
-            ip: "10.0.0.2".into(),
-            mac: "02:00:00:00:00:02".into(),
-            qpn: 17,
-            ..Default::default()
-        }),
-        sq_psn: 5,
-        ..Default::default()
-    }
+fn modes(message: &mut v1::InitGroupRequest, given: &[(&str, i32)]) {
+    let mode = |&(switch, mode): &(&str, i32)| v1::SwitchMode {
+        switch: switch.into(),
+        mode,
+    };
+    settings(message).modes = given.iter().map(mode).collect();
 }
 
 #[test]
@@ -117,96 +109,26 @@ fn what_is_left_open_stays_open_and_the_lease_has_a_default() {
 #[test]
 fn each_bad_join_names_its_field() {
     type Spoil = fn(&mut v1::InitGroupRequest);
-    let cases: [(&str, Spoil); 18] = [
+    let cases: [(&str, Spoil); 9] = [
         ("job", |m| m.job = "no blanks".into()),
-        ("rank", |m| m.rank = 4),
-        ("size", |m| m.size = 0),
         ("host", |m| m.host.clear()),
         ("connection", |m| m.connection = None),
         ("connection.mac", |m| {
             m.connection.as_mut().unwrap().mac = "ff:ff:ff:ff:ff:ff".into()
         }),
-        ("sq_psn", |m| m.sq_psn = u32::MAX),
-        ("lease_ms", |m| m.lease_ms = WAIT_MS_MAX + 1),
-        ("settings.window_packets", |m| {
-            m.settings = Some(v1::CollectiveSettings {
-                window_packets: WINDOW_PACKETS_MAX + 1,
-                ..Default::default()
-            });
-        }),
-        ("settings.window_packets", |m| {
-            m.settings = Some(v1::CollectiveSettings {
-                window_packets: 1,
-                ..Default::default()
-            });
-        }),
-        // In messages of 16.
-        ("settings.window_packets", |m| {
-            m.settings = Some(v1::CollectiveSettings {
-                window_packets: 16 * WINDOW_MESSAGES_MAX + 1,
-                ..Default::default()
-            });
-        }),
-        ("settings.mode", |m| {
-            m.settings = Some(v1::CollectiveSettings {
-                mode: 4,
-                ..Default::default()
-            });
-        }),
         // Operators alone give modes.
-        ("settings.modes", |m| {
-            let switch = v1::SwitchMode {
-                switch: "leaf1".into(),
-                mode: 1,
-            };
-            m.settings = Some(v1::CollectiveSettings {
-                modes: vec![switch],
-                ..Default::default()
-            });
-        }),
-        ("settings.modes[0].switch", |m| {
-            let switch = v1::SwitchMode {
-                switch: "no\u{1}name".into(),
-                mode: 1,
-            };
-            m.settings = Some(v1::CollectiveSettings {
-                modes: vec![switch],
-                ..Default::default()
-            });
-        }),
+        ("settings.modes", |m| modes(m, &[("leaf1", 1)])),
+        ("settings.modes[0].switch", |m| modes(m, &[("no\u{1}name", 1)])),
         // Of which the last one counted.
         ("settings.modes[1].switch", |m| {
-            let mode = |mode| v1::SwitchMode {
-                switch: "leaf1".into(),
-                mode,
-            };
-            m.settings = Some(v1::CollectiveSettings {
-                modes: vec![mode(1), mode(2)],
-                ..Default::default()
-            });
+            modes(m, &[("leaf1", 1), ("leaf1", 2)])
         }),
         ("settings.modes[1].mode", |m| {
-            let mode = |switch: &str, mode| v1::SwitchMode {
-                switch: switch.into(),
-                mode,
-            };
-            m.settings = Some(v1::CollectiveSettings {
-                modes: vec![mode("leaf1", 3), mode("leaf2", 4)],
-                ..Default::default()
-            });
+            modes(m, &[("leaf1", 3), ("leaf2", 4)])
         }),
         ("settings.loss_policy", |m| {
-            m.settings = Some(v1::CollectiveSettings {
-                mode: v1::CollectiveMode::Augmented as i32,
-                loss_policy: v1::CollectiveLossPolicy::Reflect as i32,
-                ..Default::default()
-            });
-        }),
-        ("settings.loss_policy", |m| {
-            m.settings = Some(v1::CollectiveSettings {
-                loss_policy: 9,
-                ..Default::default()
-            });
+            settings(m).mode = v1::CollectiveMode::Augmented as i32;
+            settings(m).loss_policy = v1::CollectiveLossPolicy::Reflect as i32;
         }),
     ];
     for (field, spoil) in cases {
@@ -214,6 +136,33 @@ fn each_bad_join_names_its_field() {
         spoil(&mut message);
         let status = Status::from(rank_join_from_proto(&message).unwrap_err());
         assert_eq!(violations(&status)[0].field, field, "{}", status.message());
+    }
+}
+
+#[test]
+fn settings_are_read_as_they_were_written() {
+    let given = GivenSettings {
+        pmtu: Some(Pmtu::B2048),
+        window_packets: Some(100),
+        message_packets: Some(50),
+        reproducible: Some(false),
+        mode: Some(CollectiveMode::Augmented),
+        modes: [("leaf1".into(), CollectiveMode::Terminated)].into(),
+        loss_policy: Some(LossPolicy::Repair),
+        straggler_policy: Some(StragglerPolicy::None),
+        ack_timeout_us: Some(5),
+        stall_timeout_ms: Some(6),
+        lanes: Some(7),
+        rate_limit: Some(RateLimit::of(BitRate::new(1_000_000_000).unwrap())),
+    };
+    for given in [GivenSettings::default(), given] {
+        let message = v1::CreateCollectiveRequest {
+            name: "g".into(),
+            ranks: vec!["a".into(), "b".into()],
+            settings: Some(settings_to_proto(&given)),
+            ..Default::default()
+        };
+        assert_eq!(new_collective_from_proto(&message).unwrap().settings, given);
     }
 }
 
@@ -271,7 +220,7 @@ fn a_rank_names_no_generation_that_no_group_reaches() {
             ((1 << 48) + 1, false),
             (u64::MAX, false),
         ] {
-            let mut message = super::limit_tests::joining();
+            let mut message = joining();
             set(&mut message, generation);
             let read = rank_join_from_proto(&message);
             let fault = read.err().map(|invalid| invalid.faults()[0].field.clone());

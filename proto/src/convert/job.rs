@@ -10,7 +10,10 @@ use castnet_rules::{
 use castnet_wire::{McstId, Psn};
 
 use super::request::{description, laned_name, lanes, name, unicast_mcst_id};
-use super::rule::{check_burst, loss, mode, rate_limit, straggler};
+use super::rule::{
+    check_burst, loss, loss_to_proto, mode, mode_to_proto, rate_limit, rate_limit_to_proto, straggler,
+    straggler_to_proto,
+};
 use super::{Invalid, Reader, connection_from_proto, out_of_range, pmtu, psn};
 use crate::v1;
 
@@ -322,42 +325,74 @@ fn modes(given: &[v1::SwitchMode], r: &mut Reader) -> BTreeMap<String, Collectiv
     modes
 }
 
+fn switch_mode((switch, mode): (&String, &CollectiveMode)) -> v1::SwitchMode {
+    v1::SwitchMode {
+        switch: switch.clone(),
+        mode: mode_to_proto(*mode).into(),
+    }
+}
+
+/// Numbers, which are not given if they are 0, and others: `setting: how it is read, how it is written;`
+macro_rules! given {
+    ({ $($name:ident: $read:ident, $write:expr;)* } { $($other:ident: $read_other:ident, $write_other:expr;)* }) => {
+        /// Each setting on its own.
+        fn given(from: &v1::CollectiveSettings, r: &mut Reader) -> GivenSettings {
+            GivenSettings {
+                $($name: r.optional(stringify!($name), Some(from.$name).filter(|given| *given != 0), $read),)*
+                $($other: r.take(stringify!($other), $read_other(from.$other)).flatten(),)*
+                reproducible: from.reproducible,
+                modes: modes(&from.modes, r),
+                rate_limit: rate_limit(from.rate_limit, r),
+            }
+        }
+
+        /// The settings of a collective group as a message.
+        pub fn settings_to_proto(given: &GivenSettings) -> v1::CollectiveSettings {
+            v1::CollectiveSettings {
+                $($name: given.$name.map_or(0, $write),)*
+                $($other: given.$other.map_or(0, $write_other),)*
+                reproducible: given.reproducible,
+                modes: given.modes.iter().map(switch_mode).collect(),
+                rate_limit: given.rate_limit.map(rate_limit_to_proto),
+            }
+        }
+    };
+}
+
+given! {
+    {
+        window_packets: window, u32::from;
+        message_packets: packets, u32::from;
+        pmtu: pmtu, |pmtu| pmtu.bytes() as u32;
+        ack_timeout_us: Ok, u32::from;
+        stall_timeout_ms: Ok, u32::from;
+    }
+    {
+        mode: mode, |mode| mode_to_proto(mode).into();
+        loss_policy: loss, |policy| loss_to_proto(policy).into();
+        straggler_policy: straggler, |policy| straggler_to_proto(policy).into();
+        lanes: lanes, u32::from;
+    }
+}
+
 fn settings(message: Option<&v1::CollectiveSettings>, outer: &mut Reader) -> GivenSettings {
-    let Some(given) = message else {
+    let Some(message) = message else {
         return GivenSettings::default();
     };
     let mut r = Reader::default();
-    let nonzero = |value: u32| (value != 0).then_some(value);
-    let window_packets = r.optional("window_packets", nonzero(given.window_packets), window);
-    let message_packets = r.optional("message_packets", nonzero(given.message_packets), packets);
-    if let (Some(window), Some(message)) = (window_packets, message_packets)
+    let settings = given(message, &mut r);
+    if let (Some(window), Some(message)) = (settings.window_packets, settings.message_packets)
         && message > window
     {
         let why = "packets are more than the window has";
         r.fault("message_packets", out_of_range(message, why));
     }
-    let message = message_packets.unwrap_or(DEFAULT_MESSAGE_PACKETS);
-    if let Some(window) = window_packets.filter(|window| too_many_messages((*window).into(), message.into()))
-    {
+    let message = settings.message_packets.unwrap_or(DEFAULT_MESSAGE_PACKETS);
+    let too_many = |window: &u16| too_many_messages((*window).into(), message.into());
+    if let Some(window) = settings.window_packets.filter(too_many) {
         let why = "packets are over 496 messages, more than a rank can have in flight: raise message_packets";
         r.fault("window_packets", out_of_range(window, why));
     }
-    let settings = GivenSettings {
-        pmtu: r.optional("pmtu", nonzero(given.pmtu), pmtu),
-        window_packets,
-        message_packets,
-        reproducible: given.reproducible,
-        mode: r.take("mode", mode(given.mode)).flatten(),
-        modes: modes(&given.modes, &mut r),
-        loss_policy: r.take("loss_policy", loss(given.loss_policy)).flatten(),
-        straggler_policy: r
-            .take("straggler_policy", straggler(given.straggler_policy))
-            .flatten(),
-        ack_timeout_us: nonzero(given.ack_timeout_us),
-        stall_timeout_ms: nonzero(given.stall_timeout_ms),
-        lanes: r.take("lanes", lanes(given.lanes)).flatten(),
-        rate_limit: rate_limit(given.rate_limit, &mut r),
-    };
     check_burst(settings.rate_limit, settings.pmtu, settings.lanes, &mut r);
     let mut modes = settings.mode.iter().chain(settings.modes.values());
     if settings.loss_policy == Some(LossPolicy::Reflect)

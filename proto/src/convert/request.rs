@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use castnet_group::{DEFAULT_MEMBER_STALL_MS, Description, Distribution, MulticastSettings, StallPolicy};
 use castnet_rules::{
-    DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX, RepairRule, ambiguous_name,
+    DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, Ipv4Net, LANES_MAX, RepairRule, ambiguous_name,
 };
 use castnet_wire::{AnySource, DropReason, FrameFilter, McstId, Pmtu, PortId, Psn, RateLimit};
 
 use super::job::{DEFAULT_LEASE_MS, wait};
-use super::rule::{self, memory_to_proto, without_keys};
-use super::{Invalid, Reader, bad_text, ip, mcst_id, missing, out_of_range, parse, pmtu, port, psn};
+use super::rule::{self, any_source_to_proto, memory_to_proto, repair_to_proto, without_keys};
+use super::{Invalid, Reader, bad_text, ip, mcst_id, missing, out_of_range, parse, pmtu, port, prefix, psn};
 use crate::v1;
 use crate::v1::host_endpoint::Part;
 
@@ -172,11 +172,45 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
     r.finish(group)
 }
 
+/// Messages that have the settings of a multicast group, and nothing else.
+macro_rules! settings_to_proto {
+    ($($name:ident: $message:ident),+) => {$(
+        /// The message with these settings, and nothing else.
+        pub fn $name(settings: &MulticastSettings) -> v1::$message {
+            let MulticastSettings {
+                pmtu, va_base, stall_timeout_ms, fails_with_receiver, on_stall, any_source, distribution, repair,
+            } = settings;
+            let stall = |policy: StallPolicy| v1::StallPolicy { after_ms: policy.after_ms, then: loss(policy.fails) };
+            v1::$message {
+                pmtu: pmtu.bytes() as u32,
+                va_base: *va_base,
+                stall_timeout_ms: *stall_timeout_ms,
+                on_member_loss: loss(*fails_with_receiver),
+                on_member_stall: on_stall.map(stall),
+                any_source: any_source.map_or(0, |numbers| any_source_to_proto(numbers).into()),
+                distribution: distribution.to_string(),
+                repair: repair.map(repair_to_proto),
+                ..Default::default()
+            }
+        }
+    )+};
+}
+
+settings_to_proto!(creation_with: CreateGroupRequest, state_with: GroupState);
+
 /// None after a fault.
 pub(super) fn description(text: &str, r: &mut Reader) -> Description {
     let read = text.parse::<Description>();
     let read = read.map_err(|_| bad_text(text, Description::FORM));
     r.read("description", read, Description::default())
+}
+
+/// What becomes of a group that loses a receiver.
+fn loss(fails: bool) -> i32 {
+    match fails {
+        true => v1::MemberLoss::Fail.into(),
+        false => v1::MemberLoss::Evict.into(),
+    }
 }
 
 /// Whether a group fails with a receiver that is lost.
@@ -234,14 +268,15 @@ pub fn reason_line(text: &str) -> String {
     line
 }
 
-/// Checks why a source goes on from host to host.
-pub fn diversion_from_proto(reason: String) -> Result<String, Invalid> {
-    line("diverts", reason)
-}
-
-/// Checks why a member does not reach a receiver.
-pub fn unreached_from_proto(reason: String) -> Result<String, Invalid> {
-    line("reason", reason)
+/// Checks a reason that a host gives. A fault names `field`.
+pub fn reason_from_proto(field: &str, reason: String) -> Result<String, Invalid> {
+    check_line(
+        field,
+        &reason,
+        1..=REASON_MAX,
+        "a reason: a line of 1 to 512 bytes",
+    )?;
+    Ok(reason)
 }
 
 /// Checks what a receiver says that it has of a stream when it leaves.
@@ -268,16 +303,6 @@ pub fn check_term(term: &v1::ControllerTerm) -> Result<(), Invalid> {
         0..=1024,
         "an address: a line of at most 1024 bytes",
     )
-}
-
-fn line(field: &str, reason: String) -> Result<String, Invalid> {
-    check_line(
-        field,
-        &reason,
-        1..=REASON_MAX,
-        "a reason: a line of 1 to 512 bytes",
-    )?;
-    Ok(reason)
 }
 
 fn check_line(
@@ -406,24 +431,26 @@ pub fn filter_from_proto(field: &str, message: Option<&v1::FrameFilter>) -> Resu
     r.within(field).finish(Some(filter))
 }
 
-/// Checks the name of a group or host: 1 to 63 letters, digits, `-`, `_` and `.`. A fault names `field`.
-pub fn name_from_proto(field: &str, text: &str) -> Result<String, Invalid> {
-    name(text).map_err(|kind| Invalid::one(field, kind))
+macro_rules! alone {
+    ($($(#[$doc:meta])* $name:ident: $read:ident, $value:ty => $type:ty;)+) => {$(
+        $(#[$doc])*
+        pub fn $name(field: &str, value: $value) -> Result<$type, Invalid> {
+            $read(value).map_err(|kind| Invalid::one(field, kind))
+        }
+    )+};
 }
 
-/// Reads a McstID. A fault names `field`.
-pub fn mcst_id_from_proto(field: &str, text: &str) -> Result<McstId, Invalid> {
-    mcst_id(text).map_err(|kind| Invalid::one(field, kind))
-}
-
-/// Reads the McstID of a group, a unicast address. A fault names `field`.
-pub fn unicast_mcst_id_from_proto(field: &str, text: &str) -> Result<McstId, Invalid> {
-    unicast_mcst_id(text).map_err(|kind| Invalid::one(field, kind))
-}
-
-/// Reads the number of a port. A fault names `field`.
-pub fn port_from_proto(field: &str, value: u32) -> Result<PortId, Invalid> {
-    port(value).map_err(|kind| Invalid::one(field, kind))
+alone! {
+    /// Checks the name of a group or host: 1 to 63 letters, digits, `-`, `_` and `.`. A fault names `field`.
+    name_from_proto: name, &str => String;
+    /// Reads a McstID. A fault names `field`.
+    mcst_id_from_proto: mcst_id, &str => McstId;
+    /// Reads the McstID of a group, a unicast address. A fault names `field`.
+    unicast_mcst_id_from_proto: unicast_mcst_id, &str => McstId;
+    /// Reads the number of a port. A fault names `field`.
+    port_from_proto: port, u32 => PortId;
+    /// Reads the prefix of a route. A fault names `field`.
+    prefix_from_proto: prefix, &str => Ipv4Net;
 }
 
 pub(super) fn name(text: &str) -> Result<String, FaultKind> {

@@ -84,11 +84,6 @@ pub fn of_one_route(Invalid(faults): Invalid) -> Invalid {
     Invalid(faults.into_iter().map(rename).collect())
 }
 
-/// Reads the prefix of a route. A fault names `field`.
-pub fn prefix_from_proto(field: &str, text: &str) -> Result<Ipv4Net, Invalid> {
-    prefix(text).map_err(|kind| Invalid::one(field, kind))
-}
-
 fn route(index: usize, message: &v1::Route, r: &mut Reader) -> Route {
     let field = format!("routes[{index}]");
     let prefix = r.read(

@@ -262,12 +262,19 @@ fn rank(value: u32) -> Result<u16, FaultKind> {
 macro_rules! policy {
     ($from_proto:ident, $to_proto:ident: $policy:ident, $message:ident { $($name:ident),+ }) => {
         /// `None` if it is unspecified.
-        pub(super) fn $from_proto(value: i32) -> Result<Option<$policy>, FaultKind> {
-            match v1::$message::try_from(value) {
-                Ok(v1::$message::Unspecified) => Ok(None),
-                $(Ok(v1::$message::$name) => Ok(Some($policy::$name)),)+
-                Err(_) => Err(out_of_range(value, "is no policy that is known here")),
+        impl From<v1::$message> for Option<$policy> {
+            fn from(message: v1::$message) -> Self {
+                match message {
+                    v1::$message::Unspecified => None,
+                    $(v1::$message::$name => Some($policy::$name),)+
+                }
             }
+        }
+
+        /// `None` if it is unspecified.
+        pub(super) fn $from_proto(value: i32) -> Result<Option<$policy>, FaultKind> {
+            let message = v1::$message::try_from(value);
+            message.map(Into::into).map_err(|_| out_of_range(value, "is no policy that is known here"))
         }
 
         /// The policy in messages.

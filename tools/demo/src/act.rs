@@ -19,7 +19,7 @@ use castnet_port::{BoxPort, MemEnd, PortSpec};
 use castnet_proto::transport::{Address, Security};
 use castnet_rnic::messages::{MIX_STEP, mix};
 use castnet_rnic::{SoftRnic, SoftRnicConfig};
-use castnet_wire::{CounterSet, Drops, McstId};
+use castnet_wire::{CounterSet, Drops, McstId, Pmtu};
 use castnet_worker::KindReport;
 use indicatif::ProgressBar;
 use tokio::sync::mpsc;
@@ -87,7 +87,7 @@ pub(crate) struct Script {
     pub(crate) name: &'static str,
     pub(crate) group: String,
     pub(crate) loss: Ratio,
-    pub(crate) pmtu: u32,
+    pub(crate) pmtu: Pmtu,
     pub(crate) content: Content,
 }
 
@@ -232,7 +232,7 @@ fn create(script: &Script) -> api::CreateGroupRequest {
         name: script.group.clone(),
         source: HOSTS[0].to_owned(),
         members: HOSTS.iter().map(member).collect(),
-        pmtu: script.pmtu,
+        pmtu: script.pmtu.bytes() as u32,
         repair: (script.loss.0 > 0.0).then_some(api::MulticastRepair {
             slots: 0,
             ack_timeout_us: (4096 << QP_TIMEOUTS[1]) / 1000,

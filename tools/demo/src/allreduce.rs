@@ -67,7 +67,7 @@ pub(crate) struct Script {
     pub(crate) ring: bool,
     pub(crate) mode: CollectiveMode,
     pub(crate) loss: Ratio,
-    pub(crate) pmtu: u32,
+    pub(crate) pmtu: Pmtu,
     pub(crate) seed: u64,
 }
 
@@ -264,7 +264,7 @@ fn rank(stage: &Stage, index: usize, end: MemEnd) -> Outcome<Told> {
         HOSTS.len() as u16,
         HOSTS[index],
     );
-    config.pmtu = Pmtu::from_bytes(script.pmtu).unwrap_or(Pmtu::B4096);
+    config.pmtu = script.pmtu;
     config.window_packets = WINDOW_PACKETS;
     config.message_packets = MESSAGE_PACKETS;
     config.mode = Some(script.mode);

@@ -13,9 +13,10 @@ use std::time::Instant;
 use castnet_comm::CollectiveMode::{Augmented, Translated};
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::Output;
-use castnet_console::units::{Ratio, Size, pmtu};
+use castnet_console::units::{Ratio, Size};
 use castnet_controller::{Config, Controller, SwitchConfig};
 use castnet_proto::transport::Address;
+use castnet_wire::Pmtu;
 use clap::Args;
 
 use act::{Content, Script};
@@ -53,8 +54,8 @@ pub struct DemoCommand {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096
-    #[arg(long, value_name = "BYTES", default_value_t = 4096, value_parser = pmtu)]
-    pmtu: u32,
+    #[arg(long, value_name = "BYTES", default_value_t = Pmtu::B4096)]
+    pmtu: Pmtu,
 }
 
 impl DemoCommand {
@@ -103,7 +104,7 @@ impl DemoCommand {
             .ok_or_else(|| Failure::failed("the controller serves nowhere"))?;
         let mut report = DemoReport {
             size: content.size(),
-            pmtu: self.pmtu,
+            pmtu: self.pmtu.bytes() as u32,
             seed: self.seed,
             source: HOSTS[0].to_owned(),
             receivers: HOSTS[1..].iter().map(ToString::to_string).collect(),

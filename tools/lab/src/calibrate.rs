@@ -128,9 +128,10 @@ fn run_rank(rank: &RankArgs, what: &CalibrateArgs, how: &HowArgs, output: Output
         ))
         .next("calibrate where nothing is lost: in a lab without its faults, else see castnet drops at the switches between the hosts"));
     }
-    let packets = LONG.div_ceil(how.network.pmtu.into()) as f64;
+    let pmtu = how.network.pmtu.bytes() as u32;
+    let packets = LONG.div_ceil(pmtu.into()) as f64;
     output.show(&Calibration::new(
-        how.network.pmtu,
+        pmtu,
         (hop_us, (long_us - hop_us).max(0.0) / packets),
         what,
     ))

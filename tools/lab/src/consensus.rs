@@ -4,7 +4,8 @@ use castnet_commands::Stop;
 use castnet_commands::replicate::{BlocksArgs, By, HostArgs, LoadArgs, PatternArg, ServersArgs, WriteReport};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, Page, Report};
-use castnet_console::units::{Size, Span, name, pmtu, positive_span};
+use castnet_console::units::{Size, Span, name, positive_span};
+use castnet_wire::Pmtu;
 use clap::Args;
 use serde::Serialize;
 
@@ -41,8 +42,8 @@ pub(crate) struct ConsensusCommand {
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = positive_span)]
     give_up: Span,
     /// Path MTU of connections to single acceptors; a group has its own
-    #[arg(long, value_name = "BYTES", default_value = "4096", value_parser = pmtu)]
-    pmtu: u32,
+    #[arg(long, value_name = "BYTES", default_value_t = Pmtu::B4096)]
+    pmtu: Pmtu,
 }
 
 impl ConsensusCommand {

@@ -14,7 +14,7 @@ use super::show::{SwitchReport, owner_text};
 use super::{Destroyed, Verb, purge, rule_file};
 use crate::pick;
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Serialize)]
 struct SwitchGroupLine {
     group: String,
     kind: &'static str,
@@ -46,54 +46,42 @@ columns!(row: SwitchGroupLine => row {
 });
 
 fn switch_group_line(installed: api::InstalledGroup) -> SwitchGroupLine {
+    let (kind, memory_bytes, [data_in, copies_out, acks_in, acks_out]) = match installed.state {
+        Some(State::Multicast(state)) => {
+            let n = state.counters.unwrap_or_default();
+            let counts = [n.data_in, n.copies_out, n.acks_in, n.acks_out];
+            ("multicast", state.hot_bytes + state.cold_bytes, counts)
+        }
+        Some(State::Translated(state)) => {
+            let n = state.counters.unwrap_or_default();
+            let counts = [n.contributions, n.results, n.acks_in, n.acks_out];
+            ("collective", state.memory_bytes, counts)
+        }
+        Some(State::Forwarding(state)) => {
+            let frames_in: u64 = state.endpoints.iter().map(|e| e.frames_in).sum();
+            let counts = [frames_in, state.forwarded, 0, 0];
+            ("forwarding", state.memory_bytes, counts)
+        }
+        None => ("unknown", 0, [0; 4]),
+    };
     let rule = installed.rule.unwrap_or_default();
     let source = rule.upstream().filter(|_| rule.multicast().is_some());
-    let line = SwitchGroupLine {
+    SwitchGroupLine {
         source: source.map(|endpoint| endpoint.name().to_owned()),
         source_port: source.map(|endpoint| endpoint.port),
         endpoints: rule.endpoints.len(),
         group: rule.name,
-        kind: "unknown",
+        kind,
         mcst_id: rule.mcst_id,
         owner: installed.owner,
         generation: rule.generation,
         pmtu: rule.pmtu,
+        memory_bytes,
         worker: installed.worker,
-        ..Default::default()
-    };
-    match installed.state {
-        Some(State::Multicast(state)) => {
-            let counters = state.counters.unwrap_or_default();
-            SwitchGroupLine {
-                kind: "multicast",
-                memory_bytes: state.hot_bytes + state.cold_bytes,
-                data_in: counters.data_in,
-                copies_out: counters.copies_out,
-                acks_in: counters.acks_in,
-                acks_out: counters.acks_out,
-                ..line
-            }
-        }
-        Some(State::Translated(state)) => {
-            let counters = state.counters.unwrap_or_default();
-            SwitchGroupLine {
-                kind: "collective",
-                memory_bytes: state.memory_bytes,
-                data_in: counters.contributions,
-                copies_out: counters.results,
-                acks_in: counters.acks_in,
-                acks_out: counters.acks_out,
-                ..line
-            }
-        }
-        Some(State::Forwarding(state)) => SwitchGroupLine {
-            kind: "forwarding",
-            memory_bytes: state.memory_bytes,
-            data_in: state.endpoints.iter().map(|e| e.frames_in).sum(),
-            copies_out: state.forwarded,
-            ..line
-        },
-        None => line,
+        data_in,
+        copies_out,
+        acks_in,
+        acks_out,
     }
 }
 

@@ -74,15 +74,8 @@ pub(super) fn policies(facts: &mut Facts, settings: &api::CollectiveSettings, mo
     let modes: Vec<String> = modes
         .map(|at| format!("{} {}", at.switch, mode_of(at.mode())))
         .collect();
-    let loss = match settings.loss_policy() {
-        api::CollectiveLossPolicy::Reflect => LossPolicy::Reflect.name(),
-        _ => LossPolicy::Repair.name(),
-    };
-    let straggler = match settings.straggler_policy() {
-        api::CollectiveStragglerPolicy::Rnr => StragglerPolicy::Rnr.name(),
-        api::CollectiveStragglerPolicy::None => StragglerPolicy::None.name(),
-        _ => StragglerPolicy::KeepAlive.name(),
-    };
+    let loss: LossPolicy = or_default(settings.loss_policy());
+    let straggler: StragglerPolicy = or_default(settings.straggler_policy());
     let (ack, stall) = (settings.ack_timeout_us, settings.stall_timeout_ms);
     let ack_text = format!("{} us", count(ack.into()));
     facts.add_as("mode", mode.name(), "mode", mode_text(mode.name(), mode_reason));
@@ -94,8 +87,8 @@ pub(super) fn policies(facts: &mut Facts, settings: &api::CollectiveSettings, mo
         facts.add_as("modes", modes, "mode elsewhere", text);
     }
     facts.add_as("reproducible", settings.reproducible(), "contributions", order);
-    facts.add("loss_policy", "losses", loss);
-    facts.add("straggler_policy", "stragglers", straggler);
+    facts.add("loss_policy", "losses", loss.name());
+    facts.add("straggler_policy", "stragglers", straggler.name());
     facts.add_as("ack_timeout_us", ack, "ACK time-out", ack_text);
     facts.add_as("stall_timeout_ms", stall, "stall time-out", millis(stall));
 }
@@ -109,11 +102,12 @@ pub(super) fn mode_text(mode: &str, reason: &str) -> String {
 }
 
 pub(super) fn mode_of(mode: api::CollectiveMode) -> CollectiveMode {
-    match mode {
-        api::CollectiveMode::Augmented => CollectiveMode::Augmented,
-        api::CollectiveMode::Terminated => CollectiveMode::Terminated,
-        _ => CollectiveMode::Translated,
-    }
+    or_default(mode)
+}
+
+/// A policy of a message, or the default if it is unspecified.
+fn or_default<P: Default>(policy: impl Into<Option<P>>) -> P {
+    policy.into().unwrap_or_default()
 }
 
 /// The flags by which a rank asks for the settings of its group, where they are not the default.
@@ -138,13 +132,13 @@ pub(crate) fn rank_flags(settings: &api::CollectiveSettings) -> String {
     if mode != CollectiveMode::default() {
         add("--mode", &mode);
     }
-    if settings.loss_policy() == api::CollectiveLossPolicy::Reflect {
-        add("--loss", &LossPolicy::Reflect);
+    let loss: LossPolicy = or_default(settings.loss_policy());
+    if loss != LossPolicy::default() {
+        add("--loss", &loss);
     }
-    match settings.straggler_policy() {
-        api::CollectiveStragglerPolicy::Rnr => add("--straggler", &StragglerPolicy::Rnr),
-        api::CollectiveStragglerPolicy::None => add("--straggler", &StragglerPolicy::None),
-        _ => {}
+    let straggler: StragglerPolicy = or_default(settings.straggler_policy());
+    if straggler != StragglerPolicy::default() {
+        add("--straggler", &straggler);
     }
     let ack = settings.ack_timeout_us;
     if ack != DEFAULT_ACK_TIMEOUT_US

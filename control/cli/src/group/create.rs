@@ -5,10 +5,12 @@ use std::str::FromStr;
 use castnet_console::api;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::rate::RateArgs;
-use castnet_console::units::{name, number, pmtu, qpn};
-use castnet_group::{DEFAULT_MEMBER_STALL_MS, Description, Distribution};
-use castnet_rules::{DEFAULT_REPAIR_SLOTS, DEFAULT_STALL_TIMEOUT_MS, FaultKind};
-use castnet_wire::MacAddr;
+use castnet_console::units::{name, number, qpn};
+use castnet_group::{DEFAULT_MEMBER_STALL_MS, Description, Distribution, MulticastSettings, StallPolicy};
+use castnet_proto::convert::creation_with;
+use castnet_rules::{DEFAULT_REPAIR_SLOTS, DEFAULT_STALL_TIMEOUT_MS, FaultKind, RepairRule};
+use castnet_wire::{AnySource, MacAddr, MulticastRepair, Pmtu};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 
 /// What groups of all kinds have.
@@ -18,8 +20,8 @@ pub(crate) struct Common {
     #[arg(value_parser = name)]
     pub(crate) name: String,
     /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096
-    #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = pmtu)]
-    pub(crate) pmtu: u32,
+    #[arg(long, value_name = "BYTES", default_value_t = Pmtu::B1024)]
+    pub(crate) pmtu: Pmtu,
     /// Number of sub-groups, 1 to 16, which the workers of a switch share: for a group that is too much for one core. Hosts use
     /// them as one group
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
@@ -65,19 +67,19 @@ pub(crate) struct Create {
     on_member_stall: Stall,
     /// How long a receiver may stall, with --on-member-stall evict or fail [default: 5000]. With --fallback auto, the source leaves a group that stands
     /// still after 10 seconds
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=600_000))]
+    #[arg(id = "on_member_stall.after_ms", long = "member-stall-ms", value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=600_000))]
     member_stall_ms: Option<u32>,
     /// Each member may send, one after the other, and --source is the first: for castnet host turns. Its traffic ends when a
     /// member leaves or is lost. The switches bridge the PSNs of the hosts, or the hosts synchronize them when the source changes
     #[arg(
         long,
-        value_enum,
+        value_parser = PossibleValuesParser::new(AnySource::NAMES).try_map(|name| name.parse::<AnySource>()),
         value_name = "PSNS",
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "bridged"
     )]
-    any_source: Option<Numbers>,
+    any_source: Option<AnySource>,
     /// Where its copies are made. `switches[:SHAPE]`: in the Castnet switches on the way and, where ordinary switches and routers alone lead on, at the
     /// edge. `edge[:SHAPE]`: only in the switches next to members. SHAPE is that of the tree at the edge: shortest (a star there), star, chain, binomial,
     /// or `postal:LATENCY[,PACKETS]`, the tree in which all have a message of so many packets soonest, if a packet takes LATENCY times as long to
@@ -90,13 +92,22 @@ pub(crate) struct Create {
     #[command(flatten)]
     replaced: Replaced,
     /// Who repeats what is lost: the source, or the nearest switch, which keeps --repair-slots packets for it
-    #[arg(long, value_enum, value_name = "SIDE", default_value_t = Repair::Source)]
-    repair: Repair,
+    #[arg(
+        long,
+        value_parser = PossibleValuesParser::new(MulticastRepair::NAMES).try_map(|name| name.parse::<MulticastRepair>()),
+        value_name = "SIDE",
+        default_value_t = MulticastRepair::Source
+    )]
+    repair: MulticastRepair,
     /// Packets that each switch keeps, with --repair switch: at least as many as the source has outstanding; a power of two [default: 256]
-    #[arg(long, value_name = "PACKETS", requires = "repair", value_parser = clap::value_parser!(u16).range(2..=32768))]
+    #[arg(id = "repair.slots", long = "repair-slots", value_name = "PACKETS", requires = "repair", value_parser = clap::value_parser!(u16).range(2..=32768))]
     repair_slots: Option<u16>,
     /// One of the members that another tool connects: it has joined at once
-    #[arg(long, value_name = "HOST=IP,MAC,QPN[,VA,RKEY,LENGTH]")]
+    #[arg(
+        id = "members.connection",
+        long = "connection",
+        value_name = "HOST=IP,MAC,QPN[,VA,RKEY,LENGTH]"
+    )]
     connection: Vec<Joined>,
 }
 
@@ -129,43 +140,11 @@ enum Loss {
     Fail,
 }
 
-impl Loss {
-    fn message(self) -> i32 {
-        match self {
-            Self::Evict => api::MemberLoss::Evict as i32,
-            Self::Fail => api::MemberLoss::Fail as i32,
-        }
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Stall {
     Wait,
     Evict,
     Fail,
-}
-
-impl Stall {
-    fn message(self, after_ms: u32) -> Option<api::StallPolicy> {
-        let then = match self {
-            Self::Wait => return None,
-            Self::Evict => Loss::Evict.message(),
-            Self::Fail => Loss::Fail.message(),
-        };
-        Some(api::StallPolicy { after_ms, then })
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Repair {
-    Source,
-    Switch,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Numbers {
-    Bridged,
-    Synchronized,
 }
 
 #[derive(Clone, Debug)]
@@ -231,7 +210,7 @@ impl Create {
                 "leave it out, or take --on-member-stall evict or fail",
             );
         }
-        if self.repair_slots.is_some() && self.repair == Repair::Source {
+        if self.repair_slots.is_some() && self.repair == MulticastRepair::Source {
             return refuse(
                 "--repair-slots is given in a group whose switches keep no packets: its source repeats what is lost".into(),
                 "leave it out, or take --repair switch",
@@ -275,32 +254,32 @@ impl Create {
                 host,
             })
             .collect();
+        let settings = MulticastSettings {
+            pmtu: self.common.pmtu,
+            va_base: self.va_base,
+            stall_timeout_ms: self.common.stall_timeout_ms,
+            fails_with_receiver: self.on_member_loss == Loss::Fail,
+            on_stall: (self.on_member_stall != Stall::Wait).then_some(StallPolicy {
+                after_ms: self.member_stall_ms.unwrap_or(DEFAULT_MEMBER_STALL_MS),
+                fails: self.on_member_stall == Stall::Fail,
+            }),
+            any_source: self.any_source,
+            distribution: self.distribution,
+            repair: (self.repair == MulticastRepair::Switch).then_some(RepairRule {
+                slots: self.repair_slots.unwrap_or(DEFAULT_REPAIR_SLOTS),
+                ..RepairRule::default()
+            }),
+        };
         api::CreateGroupRequest {
             name: self.common.name,
             source: self.source,
             members,
-            pmtu: self.common.pmtu,
             start_psn: self.start_psn,
-            va_base: self.va_base,
             mcst_id: self.common.mcst_id.map(|ip| ip.to_string()),
-            stall_timeout_ms: self.common.stall_timeout_ms,
             lanes: self.common.lanes.into(),
             rate_limit: self.common.rate.message(),
-            repair: (self.repair == Repair::Switch).then_some(api::MulticastRepair {
-                slots: self.repair_slots.unwrap_or(DEFAULT_REPAIR_SLOTS).into(),
-                ack_timeout_us: 0,
-            }),
-            distribution: self.distribution.to_string(),
             description: self.common.description.to_string(),
-            on_member_loss: self.on_member_loss.message(),
-            on_member_stall: self
-                .on_member_stall
-                .message(self.member_stall_ms.unwrap_or(DEFAULT_MEMBER_STALL_MS)),
-            any_source: match self.any_source {
-                None => api::AnySource::Unspecified,
-                Some(Numbers::Bridged) => api::AnySource::Bridged,
-                Some(Numbers::Synchronized) => api::AnySource::Synchronized,
-            } as i32,
+            ..creation_with(&settings)
         }
     }
 }
@@ -403,13 +382,13 @@ mod tests {
             then: api::MemberLoss::Fail as i32,
         };
         assert_eq!(request.on_member_stall, Some(policy));
-        assert_eq!(Stall::Wait.message(700), None);
     }
 
     #[test]
     fn what_flags_stand_for_that_are_left_out() {
         let stall = create(&["--on-member-stall", "evict"]).request().on_member_stall;
         assert_eq!(stall.map(|policy| policy.after_ms), Some(DEFAULT_MEMBER_STALL_MS));
+        assert_eq!(create(&[]).request().on_member_stall, None);
         let repair = create(&["--repair", "switch"]).request().repair;
         assert_eq!(
             repair.map(|repair| repair.slots),
@@ -460,8 +439,6 @@ mod tests {
 
     #[test]
     fn numbers_are_checked_where_they_are_written() {
-        assert_eq!(pmtu("4096"), Ok(4096));
-        assert!(pmtu("1500").is_err());
         assert_eq!(number("0x10"), Ok(16));
         assert!(number("ten").is_err());
         assert!(qpn("0").is_err() && qpn("0x1000000").is_err() && qpn("0x11").is_ok());

@@ -2,42 +2,18 @@
 
 use castnet_console::flags::Flags;
 use castnet_proto::convert::Violation;
+use clap::{Args, Command};
+
+use super::create::Create;
+use crate::job::CreateJob;
 
 /// Those of both commands.
-pub(super) const FLAGS: Flags = Flags {
-    alike: &[
-        "ack-timeout-us",
-        "any-source",
-        "description",
-        "distribution",
-        "lanes",
-        "loss-policy",
-        "mcst-id",
-        "members",
-        "message-packets",
-        "mode",
-        "on-member-loss",
-        "on-member-stall",
-        "pmtu",
-        "ranks",
-        "repair",
-        "reproducible",
-        "source",
-        "stall-timeout-ms",
-        "start-psn",
-        "straggler-policy",
-        "va-base",
-    ],
-    others: &[
-        ("members.connection", "connection"),
-        ("modes", "mode-at"),
-        ("on-member-stall.after-ms", "member-stall-ms"),
-        ("rate-limit", "rate"),
-        ("rate-limit.burst-bytes", "burst"),
-        ("repair.slots", "repair-slots"),
-        ("window-packets", "window"),
-    ],
-};
+pub(super) fn flags() -> Flags {
+    Flags::of([
+        Create::augment_args(Command::new("group")),
+        CreateJob::augment_args(Command::new("job")),
+    ])
+}
 
 /// Whether it is the fabric that a request is refused for: where its hosts are, or what switches have.
 pub(super) fn are_of_fabric(violations: &[Violation]) -> bool {
@@ -48,21 +24,26 @@ pub(super) fn are_of_fabric(violations: &[Violation]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
-    fn each_flag_is_one_of_a_command() {
-        let cli = crate::cli::Cli::command();
-        let has = |noun: &str, flag: &str| {
-            let noun = cli.find_subcommand(noun).expect("a command");
-            let create = noun.find_subcommand("create").expect("a command");
-            create.get_arguments().any(|arg| arg.get_long() == Some(flag))
-        };
-        let others = FLAGS.others.iter().map(|(_, flag)| *flag);
-        for flag in FLAGS.alike.iter().copied().chain(others) {
-            assert!(has("group", flag) || has("job", flag), "--{flag}");
+    fn fields_of_other_names_than_their_flags_are_named_by_these() {
+        for (field, named) in [
+            ("members[1].connection.qpn", "--connection"),
+            ("on_member_stall.after_ms", "--member-stall-ms"),
+            ("on_member_stall.then", "--on-member-stall"),
+            ("rate_limit.bits_per_second", "--rate"),
+            ("rate_limit.burst_bytes", "--burst"),
+            ("repair.slots", "--repair-slots"),
+            ("settings.modes[1].switch", "--mode-at"),
+            ("settings.rate_limit.burst_bytes", "--burst"),
+            ("settings.window_packets", "--window"),
+            ("settings.ack_timeout_us", "--ack-timeout-us"),
+            ("name", "name"),
+            ("rules", "rules"),
+        ] {
+            let sentence = flags().sentence(&format!("{field}: is wrong"));
+            assert_eq!(sentence, format!("{named}: is wrong"));
         }
     }
 }

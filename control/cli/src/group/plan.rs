@@ -8,7 +8,7 @@ use castnet_console::{columns, tree};
 use serde::Serialize;
 
 use super::collective::{mode_of, mode_text};
-use super::flags::FLAGS;
+use super::flags::flags;
 use super::show::over_covered;
 use super::{AtController, in_lanes, refused};
 
@@ -161,7 +161,7 @@ impl PlanReport {
             rate_limit: rate::text(answer.rate_limit),
             mode: mode.map(|mode| mode_of(mode).name()),
             mode_reason: mode.map(|_| answer.mode_reason),
-            refusal: Some(FLAGS.sentence(&answer.refusal)).filter(|why| !why.is_empty()),
+            refusal: Some(flags().sentence(&answer.refusal)).filter(|why| !why.is_empty()),
             may_come: answer.may_come,
             drawing: root.map(|root| root.draw()),
             why: match source {

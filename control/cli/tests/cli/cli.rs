@@ -6,7 +6,7 @@ use std::process::{Command as Process, Stdio};
 use assert_cmd::Command;
 use serde_json::Value;
 
-use crate::live::castnet;
+use crate::live::{castnet, words};
 
 /// Those of `castnet --help`.
 const COMMANDS: [&str; 22] = [
@@ -102,120 +102,64 @@ fn every_command_has_help_with_examples() {
 
 #[test]
 fn wrong_flags_and_values_end_with_2_and_say_what_would_be_right() {
-    for (args, word) in [
-        (&["fly"][..], "unrecognized subcommand"),
-        (&["port", "--colour"], "unexpected argument"),
-        (&["demo", "--loss", "150%"], "outside"),
-        (&["demo", "--size", "12 parsecs"], "no size"),
-        (&["port", "--agent", "localhost:7471"], "http://127.0.0.1:PORT"),
-        (&["group", "create", "g"], "--source"),
+    let refused = |args: &[&str], word: &str| {
+        let (code, text) = failure(args);
+        assert_eq!(code, 2, "{args:?}: {text}");
+        assert!(text.contains(word), "{args:?}: no '{word}' in: {text}");
+    };
+    for (line, word) in [
+        ("fly", "unrecognized subcommand"),
+        ("port --colour", "unexpected argument"),
+        ("demo --loss 150%", "outside"),
+        ("port --agent localhost:7471", "http://127.0.0.1:PORT"),
+        ("group create g", "--source"),
+        ("group create g --source h1 --members h2 --pmtu 1500", "path MTU"),
         (
-            &[
-                "group",
-                "create",
-                "g",
-                "--source",
-                "h1",
-                "--members",
-                "h2",
-                "--pmtu",
-                "1500",
-            ],
-            "path MTU",
-        ),
-        (
-            &[
-                "group",
-                "create",
-                "g",
-                "--source",
-                "h1",
-                "--members",
-                "h2",
-                "--repair-slots",
-                "64",
-            ],
+            "group create g --source h1 --members h2 --repair-slots 64",
             "--repair",
         ),
+        ("switch --port a=af_packet:a,ecn=9:8:1%", "KMIN not above KMAX"),
+        ("host replicate write --name h1 --servers h2", "--group"),
+        ("trace --hex 00", "--port"),
+        ("trace --drops=gremlins", "there is no reason"),
+        ("switch", "needs ports"),
+        ("switch --port h1=carrier:pigeon", "unknown kind"),
+        ("switch --port h1=eth0 --fault loss=2", "probability"),
+        ("switch --config /nonexistent/switch.toml", "cannot read"),
+        ("controller", "needs switches"),
+        ("controller --switch l@1=unix:/x", "1 to 63 letters"),
         (
-            &["switch", "--port", "a=af_packet:a,ecn=9:8:1%"],
-            "KMIN not above KMAX",
-        ),
-        (
-            &["host", "replicate", "write", "--name", "h1", "--servers", "h2"],
-            "--group",
-        ),
-        (&["trace", "--hex", "00"], "--port"),
-        (&["trace", "--drops=gremlins"], "there is no reason"),
-        (&["switch"], "needs ports"),
-        (&["switch", "--port", "h1=carrier:pigeon"], "unknown kind"),
-        (
-            &["switch", "--port", "h1=eth0", "--fault", "loss=2"],
-            "probability",
-        ),
-        (&["switch", "--config", "/nonexistent/switch.toml"], "cannot read"),
-        (&["controller"], "needs switches"),
-        (&["switch", "--name", "leaf 1"], "1 to 63 letters"),
-        (&["controller", "--switch", "l@1=unix:/x"], "1 to 63 letters"),
-        (
-            &["controller", "--switch", "l=unix:/x", "--mcst-pool", "0.0.0.0/0"],
+            "controller --switch l=unix:/x --mcst-pool 0.0.0.0/0",
             "mcst_pool: 0.0.0.0/0 cannot be a pool",
         ),
+        ("group create g --source h1 --members h@2", "1 to 63 letters"),
+        ("job create g --ranks h1,h2 --window 1", "1 is not in 2.."),
+        (
+            "job create g --ranks h1,h2 --ack-timeout-us 50000",
+            "33554 and 67108",
+        ),
+        (
+            "job create g --ranks h1,h2 --description two\nlines",
+            "at most 200 characters",
+        ),
+        (
+            "group create g --source h1 --members h2 --stall-timeout-ms 0",
+            "0 is not in 1..",
+        ),
+        ("rules check /nonexistent/rules.toml", "cannot read"),
+    ] {
+        refused(&words(line), word);
+    }
+    // Values with blanks.
+    for (args, word) in [
+        (&["demo", "--size", "12 parsecs"][..], "no size"),
+        (&["switch", "--name", "leaf 1"], "1 to 63 letters"),
         (
             &["group", "create", "no blanks", "--source", "h1"],
             "1 to 63 letters",
         ),
-        (
-            &["group", "create", "g", "--source", "h1", "--members", "h@2"],
-            "1 to 63 letters",
-        ),
-        (
-            &["job", "create", "g", "--ranks", "h1,h2", "--window", "1"],
-            "1 is not in 2..",
-        ),
-        (
-            &[
-                "job",
-                "create",
-                "g",
-                "--ranks",
-                "h1,h2",
-                "--ack-timeout-us",
-                "50000",
-            ],
-            "33554 and 67108",
-        ),
-        (
-            &[
-                "job",
-                "create",
-                "g",
-                "--ranks",
-                "h1,h2",
-                "--description",
-                "two\nlines",
-            ],
-            "at most 200 characters",
-        ),
-        (
-            &[
-                "group",
-                "create",
-                "g",
-                "--source",
-                "h1",
-                "--members",
-                "h2",
-                "--stall-timeout-ms",
-                "0",
-            ],
-            "0 is not in 1..",
-        ),
-        (&["rules", "check", "/nonexistent/rules.toml"], "cannot read"),
     ] {
-        let (code, text) = failure(args);
-        assert_eq!(code, 2, "{args:?}: {text}");
-        assert!(text.contains(word), "{args:?}: no '{word}' in: {text}");
+        refused(args, word);
     }
 }
 

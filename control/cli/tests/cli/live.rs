@@ -34,6 +34,11 @@ pub(crate) fn castnet() -> Command {
     command
 }
 
+/// A command line whose words have no blanks.
+pub(crate) fn words(line: &str) -> Vec<&str> {
+    line.split(' ').collect()
+}
+
 /// A service that runs until it is told to stop.
 pub(crate) struct Service {
     pub(crate) child: Child,
@@ -66,20 +71,11 @@ impl Service {
     pub(crate) fn switch(folder: &Path) -> Self {
         let rules = folder.join("rules.toml");
         std::fs::write(&rules, RULES).expect("written");
-        let listen = format!("unix:{}", folder.join("switch.sock").display());
-        let ready = folder.join("switch.ready").display().to_string();
-        let rules = rules.display().to_string();
-        let mut args = vec![
-            "switch",
-            "--name",
-            "sw",
-            "--listen",
-            &listen,
-            "--ready-file",
-            &ready,
-            "--rules",
-            &rules,
-        ];
+        let (folder, rules) = (folder.display(), rules.display());
+        let line = format!(
+            "switch --name sw --listen unix:{folder}/switch.sock --ready-file {folder}/switch.ready --rules {rules}"
+        );
+        let mut args = words(&line);
         let ports: Vec<String> = ["a", "b", "c", "d", "up1", "up2"]
             .map(|p| format!("{p}=memory:{p}"))
             .into();
@@ -291,17 +287,9 @@ fn a_switch_that_cannot_listen_opens_no_port() {
     let folder = folder();
     let switch = Service::switch(folder.path());
     let out = folder.path().join("out.pcap");
-    let port = format!("a=pcap:,{}", out.display());
-    let second = [
-        "switch",
-        "--name",
-        "s2",
-        "--port",
-        &port,
-        "--listen",
-        &switch.address,
-    ];
-    let output = castnet().args(second).output().expect("it runs");
+    let (port, listen) = (out.display(), &switch.address);
+    let second = format!("switch --name s2 --port a=pcap:,{port} --listen {listen}");
+    let output = castnet().args(words(&second)).output().expect("it runs");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.code() == Some(1) && said.contains("cannot listen"),
@@ -328,15 +316,7 @@ fn groups_and_routes_of_a_switch_can_be_changed() {
         ask(&["route", "list"], &switch)[0]["next_hops"][1]["port_name"],
         "up2"
     );
-    let add = [
-        "route",
-        "add",
-        "10.9.0.0/16",
-        "--via",
-        "up1=02:00:00:00:00:11",
-        "--via",
-        "5=02:00:00:00:00:12",
-    ];
+    let add = words("route add 10.9.0.0/16 --via up1=02:00:00:00:00:11 --via 5=02:00:00:00:00:12");
     assert_eq!(ask(&add, &switch)["replaced"], false);
     assert_eq!(ask(&add, &switch)["replaced"], true);
     assert_eq!(ask(&["route", "list"], &switch).as_array().map(Vec::len), Some(2));
@@ -628,17 +608,8 @@ fn what_goes_on_is_watched_and_captured() {
     let folder = folder();
     let switch = Service::switch(folder.path());
     let output = castnet()
-        .args([
-            "counters",
-            "--watch",
-            "20ms",
-            "--count",
-            "3",
-            "--output",
-            "json",
-            "--agent",
-            &switch.address,
-        ])
+        .args(words("counters --watch 20ms --count 3 --output json --agent"))
+        .arg(&switch.address)
         .output()
         .expect("it runs");
     let lines: Vec<Value> = String::from_utf8_lossy(&output.stdout)
@@ -650,18 +621,8 @@ fn what_goes_on_is_watched_and_captured() {
     assert_eq!(lines[2]["port_rates"].as_array().map(Vec::len), Some(6));
 
     let file = folder.path().join("c.pcapng");
-    let captured = ask(
-        &[
-            "capture",
-            "--port",
-            "a",
-            "--seconds",
-            "50ms",
-            "-o",
-            &file.display().to_string(),
-        ],
-        &switch,
-    );
+    let capture = format!("capture --port a --seconds 50ms -o {}", file.display());
+    let captured = ask(&words(&capture), &switch);
     assert_eq!(captured["lost"], 0);
     let bytes = std::fs::read(&file).expect("a file");
     assert_eq!(bytes.get(..4), Some(&[0x0A, 0x0D, 0x0D, 0x0A][..]));
@@ -678,30 +639,11 @@ fn what_goes_on_is_watched_and_captured() {
 fn the_controller_keeps_its_groups_over_a_restart() {
     let folder = folder();
     let switch = Service::switch(folder.path());
-    let store = folder.path().join("c.redb").display().to_string();
-    let listen = format!("unix:{}", folder.path().join("c.sock").display());
-    let known = format!("sw={}", switch.address);
-    let args = [
-        "controller",
-        "--listen",
-        &listen,
-        "--store",
-        &store,
-        "--switch",
-        &known,
-    ];
+    let (at, known) = (folder.path().display(), &switch.address);
+    let line = format!("controller --listen unix:{at}/c.sock --store {at}/c.redb --switch sw={known}");
+    let args = words(&line);
     let controller = Service::start(&args);
-    let create = [
-        "group",
-        "create",
-        "g",
-        "--source",
-        "h1",
-        "--members",
-        "h2,h3",
-        "--pmtu",
-        "4096",
-    ];
+    let create = words("group create g --source h1 --members h2,h3 --pmtu 4096");
     let created = json(&create, &controller, "--controller");
     assert_eq!(
         (&created["phase"], &created["pmtu"]),

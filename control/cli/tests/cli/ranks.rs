@@ -4,30 +4,15 @@ use assert_cmd::Command;
 use serde_json::Value;
 
 use crate::cli::{NOBODY, number, stdout};
-use crate::live::castnet;
+use crate::live::{castnet, words};
 
 /// `castnet host VERB` as rank 0 of `size`, on a link that leads nowhere.
 fn rank(verb: &str, size: &str, args: &[&str]) -> Command {
     let mut command = castnet();
-    let this = [
-        "host",
-        verb,
-        "--interface",
-        "memory:nowhere",
-        "--ip",
-        "10.0.0.1/24",
-        "--name",
-        "h1",
-        "--job",
-        "j",
-        "--rank",
-        "0",
-        "--size",
-        size,
-        "--controller",
-        NOBODY,
-    ];
-    command.args(this).args(args);
+    let this = format!(
+        "host {verb} --interface memory:nowhere --ip 10.0.0.1/24 --name h1 --job j --rank 0 --size {size} --controller {NOBODY}"
+    );
+    command.args(words(&this)).args(args);
     command
 }
 
@@ -75,57 +60,39 @@ fn collectives_explain_their_flags_and_their_table() {
 
 #[test]
 fn what_no_rank_could_do_is_refused_before_anything_is_tried() {
-    for (verb, size, args, what, next) in [
+    for (line, what, next) in [
+        ("reduce 4 --root 4", "no rank 4 among 4", "--root 3"),
         (
-            "reduce",
-            "4",
-            &["--root", "4"][..],
-            "no rank 4 among 4",
-            "--root 3",
-        ),
-        (
-            "allreduce",
-            "4",
-            &["--ranks-here", "5"],
+            "allreduce 4 --ranks-here 5",
             "no 5 ranks from 0 on among 4",
             "--ranks-here 4",
         ),
         (
-            "barrier",
-            "4",
-            &["--ranks-here", "2"],
+            "barrier 4 --ranks-here 2",
             "belongs to one thread",
             "a network interface",
         ),
+        ("allreduce 4 --op bitand", "bitand is not for f32", "i32"),
         (
-            "allreduce",
-            "4",
-            &["--op", "bitand"],
-            "bitand is not for f32",
-            "i32",
-        ),
-        (
-            "allreduce",
-            "4",
-            &["--window", "8", "--message-packets", "9"],
+            "allreduce 4 --window 8 --message-packets 9",
             "does not fit",
             "1 to 8",
         ),
         (
-            "allreduce",
-            "4",
-            &["--window", "16384"],
+            "allreduce 4 --window 16384",
             "1024 messages",
             "--message-packets 34",
         ),
-        ("allreduce", "4", &["--window", "1"], "1 is not in 2..", "--help"),
-        ("allreduce", "4", &["--timeout", "0s"], "more than 0", "--help"),
-        ("allreduce", "4", &["--type", "f31"], "not a data type", "--help"),
-        ("allreduce", "4", &["--bytes", "4M..4K"], "upwards", "--help"),
-        ("allreduce", "4", &["--iters", "0"], "0 is not in", "--help"),
-        ("barrier", "4", &["--root", "1"], "unexpected argument", "--help"),
-        ("allreduce", "2000", &[], "2000 is not in 1..=1024", "--help"),
+        ("allreduce 4 --window 1", "1 is not in 2..", "--help"),
+        ("allreduce 4 --timeout 0s", "more than 0", "--help"),
+        ("allreduce 4 --type f31", "not a data type", "--help"),
+        ("allreduce 4 --bytes 4M..4K", "upwards", "--help"),
+        ("allreduce 4 --iters 0", "0 is not in", "--help"),
+        ("barrier 4 --root 1", "unexpected argument", "--help"),
+        ("allreduce 2000", "2000 is not in 1..=1024", "--help"),
     ] {
+        let words = words(line);
+        let (verb, size, args) = (words[0], words[1], &words[2..]);
         let output = rank(verb, size, args).output().expect("it runs");
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{verb} {args:?}: {text}");

@@ -3,9 +3,9 @@ use std::sync::Arc;
 
 use castnet_proto::access::{Caller, Role, RunningCall};
 use castnet_proto::convert::{
-    Invalid, check_received, connection_from_proto, diversion_from_proto, exchange_from_proto,
-    lease_from_proto, name_from_proto, new_collective_from_proto, new_group_from_proto, rank_join_from_proto,
-    registration_from_proto, unreached_from_proto,
+    Invalid, check_received, connection_from_proto, exchange_from_proto, lease_from_proto, name_from_proto,
+    new_collective_from_proto, new_group_from_proto, rank_join_from_proto, reason_from_proto,
+    registration_from_proto,
 };
 use castnet_proto::v1;
 use castnet_proto::v1::controller_server::Controller;
@@ -240,7 +240,7 @@ impl Controller for Service {
         if request.rank.is_none() {
             name_from_proto("host", host)?;
         }
-        let diverts = request.diverts.map(diversion_from_proto).transpose()?;
+        let diverts = request.diverts.map(|why| reason_from_proto("diverts", why)).transpose()?;
         request.received.as_ref().map(check_received).transpose()?;
         caller.concerns(match request.rank {
             Some(rank) => format!("{group} rank {rank}"),
@@ -275,7 +275,7 @@ impl Controller for Service {
             name_from_proto(field, name)?;
         }
         caller.concerns(format!("{group} host {host} receiver {receiver}"));
-        let reason = unreached_from_proto(request.reason)?;
+        let reason = reason_from_proto("reason", request.reason)?;
         caller.check_host(host, "report")?;
         let report = |core: &mut Locked<'_>| {
             core.check_member(&caller, group, "report about")?;

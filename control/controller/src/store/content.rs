@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::net::Ipv4Addr;
 
+use castnet_group::CollectiveSettings;
 use castnet_proto::convert::{
     name_from_proto, new_collective_from_proto, new_group_from_proto, unicast_mcst_id_from_proto,
 };
@@ -246,6 +247,10 @@ struct Check {
     ips: BTreeMap<Ipv4Addr, String>,
 }
 
+fn json(settings: &impl Serialize) -> Value {
+    serde_json::to_value(settings).unwrap_or_default()
+}
+
 impl Check {
     fn add(&mut self, key: &Key, reason: impl fmt::Display) {
         self.faults.push(fault(key, reason));
@@ -320,11 +325,11 @@ impl Check {
     /// What no call accepts, in the words for a request that would create the group. Not its name: groups keep those that are refused by now.
     fn settings(&mut self, key: &Key, record: &Record) {
         let name = String::from("g");
-        let (zeros, created) = match &record.kind {
+        let (path, is, created) = match &record.kind {
             Kind::Multicast(group) => {
                 let request = multicast::view::creation(group, record);
-                let request = v1::CreateGroupRequest { name, ..request };
-                (group.settings.zeros(), new_group_from_proto(&request).err())
+                let created = new_group_from_proto(&v1::CreateGroupRequest { name, ..request });
+                ("", json(&group.settings), created.map(|new| json(&new.settings)))
             }
             Kind::Collective(group) => {
                 let (lanes, mcst_ids) = (usize::from(group.settings.lanes), record.mcst_ids().count());
@@ -335,23 +340,40 @@ impl Check {
                     );
                 }
                 let request = collective::view::creation(group, record);
-                let request = v1::CreateCollectiveRequest { name, ..request };
-                (group.settings.zeros(), new_collective_from_proto(&request).err())
+                let created = new_collective_from_proto(&v1::CreateCollectiveRequest { name, ..request });
+                let created = created.map(|new| json(&CollectiveSettings::new(&new.settings)));
+                ("settings", json(&group.settings), created)
             }
         };
-        for field in zeros {
-            self.add(
-                key,
-                format_args!("{field}: is 0, which only a request has, for the default"),
-            );
+        if let Ok(created) = &created {
+            self.compare(key, path, &is, created);
         }
         let addresses = record
             .all_mcst_ids()
             .filter_map(|mcst_id| unicast_mcst_id_from_proto("mcst_id", &mcst_id.to_string()).err());
-        for invalid in created.into_iter().chain(addresses) {
+        for invalid in created.err().into_iter().chain(addresses) {
             for fault in invalid.faults() {
                 self.add(key, fault);
             }
+        }
+    }
+
+    /// The settings at `path`, and those of a group that a request with them creates.
+    fn compare(&mut self, key: &Key, path: &str, is: &Value, created: &Value) {
+        match is.as_object() {
+            Some(parts) => {
+                for (name, is) in parts {
+                    self.compare(key, &format!("{path}.{name}"), is, &created[name]);
+                }
+            }
+            None if is != created => {
+                let path = path.trim_start_matches('.');
+                self.add(
+                    key,
+                    format_args!("{path}: is {is}, which only a request has, for the default"),
+                );
+            }
+            None => {}
         }
     }
 

@@ -246,7 +246,7 @@ async fn a_record_that_no_call_creates_is_refused() {
         ("running", "lanes: 2 is not possible with any_source", |g| {
             settings(g)["any_source"] = true.into();
         }),
-        ("waiting", "on_member_stall.after_ms: is 0", |g| {
+        ("waiting", "on_stall.after_ms: is 0", |g| {
             settings(g)["on_stall"] = json!({ "after_ms": 0, "fails": false });
         }),
         ("waiting", "on_member_stall.after_ms: 600001 ", |g| {

@@ -5,35 +5,21 @@ use castnet_console::connect::{self, NO_CONTROLLER};
 use castnet_console::exit::Failure;
 use castnet_console::flags::Flags;
 use castnet_console::units::{first_of, span};
+use clap::{Args, Command};
 
+use super::{NetworkArgs, RankArgs};
 use crate::failure;
 
 /// Ranks that an error names, at most.
 const NAMED: usize = 16;
 
 /// The flags of a rank, which refusals of its requests name.
-const FLAGS: Flags = Flags {
-    alike: &[
-        "job",
-        "lanes",
-        "message-packets",
-        "mode",
-        "pmtu",
-        "rank",
-        "reproducible",
-        "size",
-    ],
-    others: &[
-        ("ack-timeout-us", "qp-timeout"),
-        ("host", "name"),
-        ("loss-policy", "loss"),
-        ("rate-limit", "rate"),
-        ("rate-limit.burst-bytes", "burst"),
-        ("secret", "secret-file"),
-        ("straggler-policy", "straggler"),
-        ("window-packets", "window"),
-    ],
-};
+fn flags() -> Flags {
+    let (rank, network) = (Command::new("rank"), Command::new("network"));
+    // The address that a refusal names need not be that of --ip.
+    let rank = RankArgs::augment_args(rank).mut_arg("ip", |ip| ip.hide(true));
+    Flags::of([rank, NetworkArgs::augment_args(network)])
+}
 
 fn names(ranks: &[RankName]) -> String {
     first_of(ranks.iter(), NAMED)
@@ -112,7 +98,7 @@ pub fn failure(error: CommError, job: &str) -> Failure {
 fn refused(status: tonic::Status, show: &str) -> Failure {
     let code = status.code();
     let mut failure = Failure::from(status);
-    failure.what = FLAGS.sentence(&failure.what);
+    failure.what = flags().sentence(&failure.what);
     match code {
         tonic::Code::AlreadyExists => failure.next(format!("{show} lists its members; or use another --job")),
         tonic::Code::InvalidArgument => failure.next(format!(

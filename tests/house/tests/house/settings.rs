@@ -7,11 +7,11 @@ use crate::fences::{root, sources};
 
 /// A setting, and how many files outside of tests may name it.
 const NAMED_IN: [(&str, usize); 6] = [
-    ("ack_timeout_us", 18),
+    ("ack_timeout_us", 17),
     ("any_source", 23),
     ("fails_with_receiver", 5),
     ("on_stall", 7),
-    ("stall_timeout_ms", 25),
+    ("stall_timeout_ms", 22),
     ("straggler_policy", 9),
 ];
 

@@ -1,9 +1,7 @@
 use std::sync::Arc;
 
-use castnet_group::CollectiveSettings;
-use castnet_proto::convert::{
-    disagreement_to_proto, loss_to_proto, mode_to_proto, rate_limit_to_proto, straggler_to_proto,
-};
+use castnet_group::{CollectiveSettings, GivenSettings};
+use castnet_proto::convert::{disagreement_to_proto, settings_to_proto};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 
@@ -25,13 +23,6 @@ fn phase(phase: Phase) -> v1::CollectivePhase {
     }
 }
 
-fn switch_mode((switch, mode): (&String, &CollectiveMode)) -> v1::SwitchMode {
-    v1::SwitchMode {
-        switch: switch.clone(),
-        mode: mode_to_proto(*mode) as i32,
-    }
-}
-
 /// The mode of switches that have no mode of their own; until the group is placed, the one that is tried first.
 pub(crate) fn mode(settings: &CollectiveSettings, record: &Record) -> CollectiveMode {
     let augmented = record
@@ -45,20 +36,11 @@ pub(crate) fn mode(settings: &CollectiveSettings, record: &Record) -> Collective
 }
 
 fn settings(settings: &CollectiveSettings, record: &Record) -> v1::CollectiveSettings {
-    v1::CollectiveSettings {
-        pmtu: settings.pmtu.bytes() as u32,
-        window_packets: settings.window_packets.into(),
-        message_packets: settings.message_packets.into(),
-        reproducible: Some(settings.reproducible),
-        mode: mode_to_proto(mode(settings, record)) as i32,
-        modes: settings.modes.iter().map(switch_mode).collect(),
-        loss_policy: loss_to_proto(settings.loss_policy) as i32,
-        straggler_policy: straggler_to_proto(settings.straggler_policy) as i32,
-        ack_timeout_us: settings.ack_timeout_us,
-        stall_timeout_ms: settings.stall_timeout_ms,
-        lanes: settings.lanes.into(),
-        rate_limit: record.rate_limit.map(rate_limit_to_proto),
-    }
+    settings_to_proto(&GivenSettings {
+        mode: Some(mode(settings, record)),
+        rate_limit: record.rate_limit,
+        ..GivenSettings::from(settings)
+    })
 }
 
 /// The request that would create it, without its limit, which may be that of its tenant. Ranks that create their job by a call may share a
@@ -72,11 +54,7 @@ pub(crate) fn creation(group: &Collective, record: &Record) -> v1::CreateCollect
     v1::CreateCollectiveRequest {
         name: record.name.clone(),
         ranks: hosts.enumerate().map(host).collect(),
-        settings: Some(v1::CollectiveSettings {
-            mode: group.settings.mode.map_or(0, |mode| mode_to_proto(mode).into()),
-            rate_limit: None,
-            ..settings(&group.settings, record)
-        }),
+        settings: Some(settings_to_proto(&GivenSettings::from(&group.settings))),
         ..Default::default()
     }
 }

@@ -1,7 +1,6 @@
 use std::sync::Arc;
 
-use castnet_group::StallPolicy;
-use castnet_proto::convert::{any_source_to_proto, rate_limit_to_proto, repair_to_proto};
+use castnet_proto::convert::{creation_with, rate_limit_to_proto, state_with};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 
@@ -59,35 +58,21 @@ impl Views for Multicast {
             reason: reason(self, entry),
             mcst_id: mcst_ids.first().map(ToString::to_string).unwrap_or_default(),
             start_psn: self.start_psn.value(),
-            pmtu: self.settings.pmtu.bytes() as u32,
-            va_base: self.settings.va_base,
             source: self.source.clone(),
             generation: record.generation,
             lanes: lanes(&record.name, mcst_ids),
-            stall_timeout_ms: self.settings.stall_timeout_ms,
-            on_member_loss: match self.settings.fails_with_receiver {
-                true => v1::MemberLoss::Fail,
-                false => v1::MemberLoss::Evict,
-            } as i32,
-            on_member_stall: self.settings.on_stall.map(on_stall),
             rate_limit: record.rate_limit.map(rate_limit_to_proto),
-            any_source: self
-                .settings
-                .any_source
-                .map_or(0, |numbers| any_source_to_proto(numbers).into()),
-            distribution: self.settings.distribution.to_string(),
             refinement: refinement(record),
             over_covered: record
                 .plan
                 .iter()
                 .flat_map(|plan| plan.over_covered.iter().cloned())
                 .collect(),
-            repair: self.settings.repair.map(repair_to_proto),
             diversion: diversion(self),
             outside: self.outside.iter().map(outside).collect(),
             owner: record.owner.clone(),
             description: record.description.to_string(),
-            ..Default::default()
+            ..state_with(&self.settings)
         })
     }
 
@@ -201,20 +186,10 @@ pub(crate) fn state_for(
     MemberView { state, members }
 }
 
-fn on_stall(policy: StallPolicy) -> v1::StallPolicy {
-    v1::StallPolicy {
-        after_ms: policy.after_ms,
-        then: match policy.fails {
-            true => v1::MemberLoss::Fail,
-            false => v1::MemberLoss::Evict,
-        } as i32,
-    }
-}
 
 /// The request that would create it. Without connections, which are checked when members join, and without its limit, which may be that of
 /// its tenant.
 pub(crate) fn creation(group: &Multicast, record: &Record) -> v1::CreateGroupRequest {
-    let settings = &group.settings;
     let member = |member: &Arc<MemberRecord>| v1::NewMember {
         host: member.host.clone(),
         connection: None,
@@ -223,16 +198,8 @@ pub(crate) fn creation(group: &Multicast, record: &Record) -> v1::CreateGroupReq
         name: record.name.clone(),
         source: group.source.clone(),
         members: group.members.iter().map(member).collect(),
-        pmtu: settings.pmtu.bytes() as u32,
-        stall_timeout_ms: settings.stall_timeout_ms,
         lanes: 1 + record.more_lanes.len() as u32,
-        on_member_stall: settings.on_stall.map(on_stall),
-        any_source: settings
-            .any_source
-            .map_or(0, |numbers| any_source_to_proto(numbers).into()),
-        repair: settings.repair.map(repair_to_proto),
-        distribution: settings.distribution.to_string(),
-        ..Default::default()
+        ..creation_with(&group.settings)
     }
 }
 
