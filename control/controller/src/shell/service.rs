@@ -240,7 +240,10 @@ impl Controller for Service {
         if request.rank.is_none() {
             name_from_proto("host", host)?;
         }
-        let diverts = request.diverts.map(|why| reason_from_proto("diverts", why)).transpose()?;
+        let diverts = request
+            .diverts
+            .map(|why| reason_from_proto("diverts", why))
+            .transpose()?;
         request.received.as_ref().map(check_received).transpose()?;
         caller.concerns(match request.rank {
             Some(rank) => format!("{group} rank {rank}"),

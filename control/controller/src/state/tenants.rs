@@ -217,8 +217,8 @@ mod tests {
     use castnet_wire::Pmtu;
 
     use super::*;
-    use crate::state::{Kind, Plan};
     use crate::state::core::tests::{core, join};
+    use crate::state::{Kind, Plan};
 
     /// A rank takes memory before it has a host.
     #[test]

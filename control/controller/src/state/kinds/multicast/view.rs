@@ -186,7 +186,6 @@ pub(crate) fn state_for(
     MemberView { state, members }
 }
 
-
 /// The request that would create it. Without connections, which are checked when members join, and without its limit, which may be that of
 /// its tenant.
 pub(crate) fn creation(group: &Multicast, record: &Record) -> v1::CreateGroupRequest {
