@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 
 use castnet_sim_control::{Outcome, Scenario};
 
-const USAGE: &str = "usage: castnet-sim-control [--seeds N] [--from SEED] [--steps N] [--threads N]   run N scenarios (default: 1000)
-       castnet-sim-control --seed SEED [--steps N]                              run one, and print what happens
+const USAGE: &str = "usage: castnet-sim-control [--seeds N] [--from SEED] [--steps N] [--threads N] [--until-found]
+           run N scenarios (default: 1000), or until one violates a rule
+       castnet-sim-control --seed SEED [--steps N]
+           run one, and print what happens
 
 Each step has some calls of clients and a fault. A scenario that violates a rule is printed with its seed, and the exit status is 1.";
 /// A run in which time stands still for so long never ends.
@@ -23,6 +25,7 @@ struct Options {
     steps: u64,
     threads: usize,
     one: bool,
+    until_found: bool,
 }
 
 fn main() -> ExitCode {
@@ -52,11 +55,16 @@ fn options() -> Result<Options, ControlFlow<(), String>> {
         steps: 8,
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         one: false,
+        until_found: false,
     };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         if matches!(argument.as_str(), "--help" | "-h") {
             return Err(ControlFlow::Break(()));
+        }
+        if argument == "--until-found" {
+            options.until_found = true;
+            continue;
         }
         let number = arguments.next().and_then(|number| number.parse::<u64>().ok());
         let number = number.ok_or_else(|| ControlFlow::Continue(format!("{argument} takes a number")))?;
@@ -89,44 +97,52 @@ fn show(seed: u64, Outcome { log, violation }: &Outcome) -> ExitCode {
     }
 }
 
-fn run(
-    &Options {
+fn run(options: &Options) -> ExitCode {
+    let &Options {
         from,
         seeds,
         steps,
         threads,
+        until_found,
         ..
-    }: &Options,
-) -> ExitCode {
-    let (next, failed, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    } = options;
+    let (next, end, failed, done) = (
+        AtomicU64::new(0),
+        AtomicU64::new(seeds),
+        AtomicU64::new(0),
+        AtomicU64::new(0),
+    );
     let began = Instant::now();
-    // Of each thread: when it began, in milliseconds since the first one.
-    let marks: Vec<(AtomicU64, AtomicU64)> = (0..threads).map(|_| Default::default()).collect();
     let now = || u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    // Of each thread: when its scenario began, in milliseconds since the first one, and its seed.
+    let marks: Vec<(AtomicU64, AtomicU64)> = (0..threads).map(|_| Default::default()).collect();
     std::thread::scope(|scope| {
-        for (at, running) in &marks {
-            let (next, failed, done, now) = (&next, &failed, &done, &now);
-            scope.spawn(move || {
-                loop {
-                    let n = next.fetch_add(1, Ordering::Relaxed);
-                    if n >= seeds {
-                        at.store(u64::MAX, Ordering::Relaxed);
-                        return;
-                    }
-                    let seed = from.wrapping_add(n);
-                    running.store(seed, Ordering::Relaxed);
-                    at.store(now(), Ordering::Relaxed);
-                    let outcome = Scenario { seed, steps }.run();
-                    done.fetch_add(1, Ordering::Relaxed);
-                    if let Some(wrong) = outcome.violation {
-                        failed.fetch_add(1, Ordering::Relaxed);
-                        println!("seed {seed} violates a rule: {wrong}");
+        let work = |at: &AtomicU64, running: &AtomicU64| {
+            loop {
+                let n = next.fetch_add(1, Ordering::Relaxed);
+                if n >= end.load(Ordering::Relaxed) {
+                    return at.store(u64::MAX, Ordering::Relaxed);
+                }
+                let seed = from.wrapping_add(n);
+                running.store(seed, Ordering::Relaxed);
+                at.store(now(), Ordering::Relaxed);
+                let outcome = Scenario { seed, steps }.run();
+                done.fetch_add(1, Ordering::Relaxed);
+                if let Some(wrong) = outcome.violation {
+                    failed.fetch_add(1, Ordering::Relaxed);
+                    println!("seed {seed} violates a rule: {wrong}");
+                    if until_found {
+                        end.fetch_min(n, Ordering::Relaxed);
                     }
                 }
-            });
-        }
+            }
+        };
+        let workers: Vec<_> = marks
+            .iter()
+            .map(|(at, running)| scope.spawn(|| work(at, running)))
+            .collect();
         let mut shown = Instant::now();
-        while done.load(Ordering::Relaxed) < seeds {
+        while !workers.iter().all(|worker| worker.is_finished()) {
             std::thread::sleep(Duration::from_millis(20));
             for (at, running) in &marks {
                 let at = Duration::from_millis(at.load(Ordering::Relaxed));
@@ -143,11 +159,10 @@ fn run(
             }
         }
     });
-    let failed = failed.into_inner();
+    let (done, failed) = (done.into_inner(), failed.into_inner());
     println!(
-        "{seeds} scenarios from seed {from}, {failed} failed, {:.1?}",
+        "{done} scenarios from seed {from}, {failed} failed, {:.1?}; one with its log: castnet-sim-control --seed {from} --steps {steps}",
         began.elapsed()
     );
-    println!("one of them with its log: castnet-sim-control --seed {from} --steps {steps}");
     ExitCode::from(u8::from(failed > 0))
 }
