@@ -137,10 +137,10 @@ fn run(options: &Options) -> ExitCode {
                 }
             }
         };
-        let workers: Vec<_> = marks
-            .iter()
-            .map(|(at, running)| scope.spawn(|| work(at, running)))
-            .collect();
+        let work = &work;
+        let workers = marks.iter();
+        let workers = workers.map(|(at, running)| scope.spawn(move || work(at, running)));
+        let workers: Vec<_> = workers.collect();
         let mut shown = Instant::now();
         while !workers.iter().all(|worker| worker.is_finished()) {
             std::thread::sleep(Duration::from_millis(20));
