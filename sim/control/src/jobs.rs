@@ -17,8 +17,8 @@ use crate::log::Log;
 
 /// Pause before a call is made again.
 const RETRY: Duration = Duration::from_millis(200);
-/// No fault lasts so long.
-const LEASE_MS: u32 = 20_000;
+/// No fault lasts so long, until another controller leads.
+const LEASE_MS: u32 = 8000;
 
 /// A job of some ranks, one at each of the first hosts.
 pub(crate) struct Job {
