@@ -1,7 +1,8 @@
 //! Control in virtual time: several controllers, agents over the real engine, etcd, clients, and a network between them that delays, holds
 //! and cuts. Nothing has a socket, all of it is in one thread, and the clock stands still while anybody has something to do.
 //!
-//! A [`Scenario`] is decided by its seed. The parts of it are for other tests, too: [`etcd`] is a model of etcd, [`net`] has connections that
+//! The seed of a [`Scenario`] decides what happens and when. Which of several tasks goes on first at one moment does not follow from it, so a
+//! fault that needs such an order comes back in some runs of its seed. The parts of a scenario are for other tests, too: [`etcd`] is a model of etcd, [`net`] has connections that
 //! fail, [`store`] fails, too, and [`controllers`] runs several controllers.
 #![forbid(unsafe_code)]
 

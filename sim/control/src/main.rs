@@ -116,27 +116,27 @@ fn run(options: &Options) -> ExitCode {
     let now = || u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     // Of each thread: when its scenario began, in milliseconds since the first one, and its seed.
     let marks: Vec<(AtomicU64, AtomicU64)> = (0..threads).map(|_| Default::default()).collect();
-    std::thread::scope(|scope| {
-        let work = |at: &AtomicU64, running: &AtomicU64| {
-            loop {
-                let n = next.fetch_add(1, Ordering::Relaxed);
-                if n >= end.load(Ordering::Relaxed) {
-                    return at.store(u64::MAX, Ordering::Relaxed);
-                }
-                let seed = from.wrapping_add(n);
-                running.store(seed, Ordering::Relaxed);
-                at.store(now(), Ordering::Relaxed);
-                let outcome = Scenario { seed, steps }.run();
-                done.fetch_add(1, Ordering::Relaxed);
-                if let Some(wrong) = outcome.violation {
-                    failed.fetch_add(1, Ordering::Relaxed);
-                    println!("seed {seed} violates a rule: {wrong}");
-                    if until_found {
-                        end.fetch_min(n, Ordering::Relaxed);
-                    }
+    let work = |at: &AtomicU64, running: &AtomicU64| {
+        loop {
+            let n = next.fetch_add(1, Ordering::Relaxed);
+            if n >= end.load(Ordering::Relaxed) {
+                return at.store(u64::MAX, Ordering::Relaxed);
+            }
+            let seed = from.wrapping_add(n);
+            running.store(seed, Ordering::Relaxed);
+            at.store(now(), Ordering::Relaxed);
+            let outcome = Scenario { seed, steps }.run();
+            done.fetch_add(1, Ordering::Relaxed);
+            if let Some(wrong) = outcome.violation {
+                failed.fetch_add(1, Ordering::Relaxed);
+                println!("seed {seed} violates a rule: {wrong}");
+                if until_found {
+                    end.fetch_min(n, Ordering::Relaxed);
                 }
             }
-        };
+        }
+    };
+    std::thread::scope(|scope| {
         let work = &work;
         let workers = marks.iter();
         let workers = workers.map(|(at, running)| scope.spawn(move || work(at, running)));

@@ -1,4 +1,4 @@
-//! What happens in a run: groups come and go, while controllers, etcd, agents, switches and the network fail. One seed decides it.
+//! What happens in a run: groups come and go, while controllers, etcd, agents, switches and the network fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ const ALWAYS: &str = "always";
 /// A run.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
-    /// It decides everything.
+    /// It decides what happens and when.
     pub seed: u64,
     /// Each has some calls and a fault.
     pub steps: u64,

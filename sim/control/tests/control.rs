@@ -30,11 +30,3 @@ fn the_contract_of_control_holds_under_faults() {
         }
     }
 }
-
-#[test]
-fn a_seed_decides_everything() {
-    for seed in 0..4 {
-        let scenario = Scenario { seed, steps: STEPS };
-        assert_eq!(scenario.run().log, scenario.run().log, "seed {seed}");
-    }
-}
