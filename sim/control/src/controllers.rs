@@ -36,12 +36,27 @@ pub async fn client(address: &Address) -> Option<Client> {
 /// # Panics
 /// None does, for a long time.
 pub async fn leader(all: &[Address], not: Option<usize>) -> (usize, Client) {
+    leader_of(all, &Mutex::new(vec![None; all.len()]), not).await
+}
+
+/// The same, with the clients that are known, and those that become known.
+async fn leader_of(
+    all: &[Address],
+    clients: &Mutex<Vec<Option<Client>>>,
+    not: Option<usize>,
+) -> (usize, Client) {
     let began = Instant::now();
     while began.elapsed() < PATIENCE {
         for n in (0..all.len()).filter(|n| Some(*n) != not) {
-            if let Some(mut client) = client(&all[n]).await
-                && client.find_leader(v1::FindLeaderRequest {}).await.is_ok()
-            {
+            let known = clients.lock()[n].take();
+            let known = match known {
+                Some(client) => Some(client),
+                None => client(&all[n]).await,
+            };
+            let Some(mut client) = known else { continue };
+            let leads = client.find_leader(v1::FindLeaderRequest {}).await;
+            clients.lock()[n] = Some(client.clone());
+            if leads.is_ok() {
                 return (n, client);
             }
         }
@@ -154,23 +169,6 @@ impl Candidates {
     /// # Panics
     /// None leads, for a long time.
     pub async fn leader(&self, not: Option<usize>) -> (usize, Client) {
-        let began = Instant::now();
-        while began.elapsed() < PATIENCE {
-            for n in (0..self.all.len()).filter(|n| Some(*n) != not) {
-                let known = self.clients.lock()[n].take();
-                let known = match known {
-                    Some(client) => Some(client),
-                    None => client(&self.addresses[n]).await,
-                };
-                let Some(mut client) = known else { continue };
-                let leads = client.find_leader(v1::FindLeaderRequest {}).await;
-                self.clients.lock()[n] = Some(client.clone());
-                if leads.is_ok() {
-                    return (n, client);
-                }
-            }
-            sleep(LOOK).await;
-        }
-        panic!("nobody leads");
+        leader_of(&self.addresses, &self.clients, not).await
     }
 }
