@@ -336,7 +336,16 @@ fn the_times_of_relays_are_measured_and_stand_beside_those_of_hosts() -> Result<
     let lab = Lab::up("times", &["relays", "--hosts", "4"])?;
     let out = lab.run(
         "calibrate",
-        &["--bytes", "1K,1M", "--output", "json", "--iters", "50"],
+        &[
+            "--bytes",
+            "1K,1M",
+            "--output",
+            "json",
+            "--iters",
+            "50",
+            "--qp-timeout",
+            "18",
+        ],
     )?;
     let found: Value = serde_json::from_slice(&out.stdout)?;
     let [hop, copy, latency] =
