@@ -64,11 +64,11 @@ pub struct Outcome {
 impl Scenario {
     /// Runs it in this thread.
     pub fn run(self) -> Outcome {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .start_paused(true)
-            .build();
-        let Ok(runtime) = runtime else {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        // What tokio draws, such as whom of several a `watch` channel wakes first, has a seed with this flag only.
+        #[cfg(tokio_unstable)]
+        builder.rng_seed(tokio::runtime::RngSeed::from_bytes(&self.seed.to_be_bytes()));
+        let Ok(runtime) = builder.enable_all().start_paused(true).build() else {
             let violation = Some("no runtime".into());
             return Outcome {
                 violation,

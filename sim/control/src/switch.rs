@@ -193,7 +193,8 @@ impl Service {
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 type Answer<T> = Result<Response<T>, Status>;
 
-/// Calls that a controller does not make.
+/// Calls of an agent that a controller does not make. Where it stands, there are `v1`, `Answer`, `Pin`, `Request` and `Status`.
+#[macro_export]
 macro_rules! unused {
     ($($name:ident($request:ident) -> $answer:ty;)*) => {
         $(
