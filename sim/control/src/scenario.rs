@@ -31,6 +31,7 @@ mod faults;
 mod links;
 mod members;
 mod quotas;
+mod registrations;
 
 /// Longest duration of a fault, in milliseconds: another controller leads before it ends.
 const FAULT_MS_MAX: u64 = 4000;
@@ -55,7 +56,7 @@ const LINK_PATIENCE: Duration = Duration::from_secs(300);
 pub struct Scenario {
     /// It decides what happens and when.
     pub seed: u64,
-    /// Each has some calls and a fault, or is about a host that dies, or a tenant that has too much.
+    /// Each has some calls and a fault, a host that dies, a tenant that takes all that it may have, or a group that a host registers.
     pub steps: u64,
 }
 
@@ -342,9 +343,10 @@ impl World {
     }
 
     async fn step(&mut self, step: u64) -> Result<(), String> {
-        match self.random.below(10) {
+        match self.random.below(12) {
             0 => self.lose_host(step).await?,
             1 => self.fill_quota(step).await?,
+            2 => self.register(step).await?,
             _ => self.call_and_fail(step).await?,
         }
         self.check_quotas().await

@@ -17,8 +17,9 @@ use castnet_proto::transport::{Address, Security, Server, serve};
 use castnet_proto::v1;
 use castnet_proto::v1::ControllerTerm;
 use castnet_proto::v1::agent_server::{Agent, AgentServer};
+use castnet_rules::GroupRule;
 use castnet_sim::SimError;
-use castnet_wire::PortId;
+use castnet_wire::{McstId, PortId};
 use castnet_worker::engine::PortInfo;
 use castnet_worker::{SwitchEvent, SwitchEventKind};
 use parking_lot::Mutex;
@@ -157,6 +158,19 @@ impl Service {
             });
             dataplane.state.events.extend(event);
         });
+    }
+
+    /// Installs a group for the leader of a registration.
+    pub(crate) fn register(&self, leader: &str, rule: &GroupRule) -> Result<(), String> {
+        let installed = self.handle(|core, dataplane| core.install_group(dataplane, None, leader, rule));
+        installed.map(drop).map_err(|refusal| refusal.to_string())
+    }
+
+    /// Removes it. Returns false if it is not there.
+    pub(crate) fn withdraw(&self, leader: &str, mcst_id: McstId) -> Result<bool, String> {
+        let removed =
+            self.handle(|core, dataplane| core.remove_group(dataplane, None, mcst_id, Some(leader), None));
+        removed.map_err(|refusal| refusal.to_string())
     }
 
     /// Gives a request to the state, and tells what came of it.

@@ -22,8 +22,7 @@ impl World {
                 } else {
                     self.random.below(all) as usize
                 };
-                self.log.line(format_args!("c{n} is killed and starts again"));
-                self.candidates.restart(n).await;
+                self.kill(n).await;
             }
             2 | 3 => self.fail_backing(fault == 3).await,
             4 => {
@@ -69,6 +68,17 @@ impl World {
             _ => return self.lose_link().await,
         }
         Ok(Loss::Nothing)
+    }
+
+    async fn kill(&mut self, n: usize) {
+        self.log.line(format_args!("c{n} is killed and starts again"));
+        self.candidates.restart(n).await;
+    }
+
+    /// The controller that leads is killed, and starts again.
+    pub(super) async fn kill_leader(&mut self) {
+        let (leads, _) = self.candidates.leader(None).await;
+        self.kill(leads).await;
     }
 
     /// The controller that leads stands still, and its clock, too, as in a virtual machine that is suspended. By the clocks of the others

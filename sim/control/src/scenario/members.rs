@@ -54,9 +54,7 @@ impl World {
         let mark = self.mark()?;
         self.set_link(link, false);
         if self.random.below(2) == 0 {
-            let (leads, _) = self.candidates.leader(None).await;
-            self.log.line(format_args!("c{leads} is killed and starts again"));
-            self.candidates.restart(leads).await;
+            self.kill_leader().await;
         }
         match policy {
             Some(MemberLoss::Fail) => {

@@ -72,9 +72,7 @@ impl World {
             }
             self.check_quotas().await?;
             if !is_last {
-                let (leads, _) = self.candidates.leader(None).await;
-                self.log.line(format_args!("c{leads} is killed and starts again"));
-                self.candidates.restart(leads).await;
+                self.kill_leader().await;
             }
         }
         // Other groups may have had all of the quota.
@@ -95,7 +93,7 @@ impl World {
         self.check_since(mark, Loss::Nothing)
     }
 
-    /// Creates a group that waits for its members. Returns false if its quota has no room for it.
+    /// Creates a group that waits for its members. Returns false if the quota has no room for it.
     async fn creates(&mut self, party: &Party, name: &str) -> Result<bool, String> {
         let member = |host: &str| v1::NewMember {
             host: host.into(),
@@ -112,10 +110,10 @@ impl World {
             loop {
                 let (_, mut leader) = self.candidates.leader(None).await;
                 match leader.create_group(request.clone()).await {
-                    Ok(_) => return Ok(true),
+                    Ok(_) => return Ok(()),
                     Err(status) => match status.code() {
                         // An answer was lost.
-                        Code::AlreadyExists => return Ok(true),
+                        Code::AlreadyExists => return Ok(()),
                         Code::ResourceExhausted => return Err(status),
                         _ => sleep(LOOK).await,
                     },
