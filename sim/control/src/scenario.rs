@@ -1,4 +1,4 @@
-//! What happens in a run: groups come and go, while controllers, etcd, agents, switches and the network fail.
+//! What happens in a run: groups come and go, while controllers, etcd, agents, switches, links, hosts and the network fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -41,15 +41,15 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(50);
 /// Pause between two messages of the group that always runs.
 const PAUSE: Duration = Duration::from_millis(20);
-/// While no switch stops, the group that always runs makes progress within this time, whatever happens to control.
+/// While no switch stops and no link of it is down, the group that always runs makes progress within this time, whatever happens to control.
 const FLOWS_WITHIN: Duration = Duration::from_millis(500);
 /// Jobs at a time.
 const JOBS_MAX: usize = 2;
 /// The name of that group, and its members, the first of which sends.
 const ALWAYS: &str = "always";
 const MEMBERS: [&str; 3] = ["h0", "h1", "h2"];
-/// No link is down for so long: no job fails because of one.
-const LINK_PATIENCE: Duration = Duration::from_secs(300);
+/// A job fails with a link that is down for so long. Another path is looked for again after this time.
+const LINK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A run.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,7 @@ use castnet_topology::{End, Link, LinkId};
 use castnet_wire::PortId;
 use tokio::time::{Instant, sleep};
 
-use super::{ALWAYS, LOOK, Loss, PATIENCE, World, found};
+use super::{ALWAYS, LINK_PATIENCE, LOOK, Loss, PATIENCE, World, found};
 
 impl World {
     /// A link goes down, or is up again.
@@ -42,6 +42,8 @@ impl World {
             // One message may have been on its way.
             let (goes_on, said) = (self.messages()? > before + 1, self.reason().await);
             match has_other {
+                // Jobs do not wait so long for a link.
+                true if goes_on && began.elapsed() > LINK_PATIENCE / 2 => return Ok(Loss::State),
                 true if goes_on => return Ok(Loss::Nothing),
                 false if names.iter().any(|name| said.contains(name)) => return Ok(Loss::Frames),
                 _ if began.elapsed() < PATIENCE => sleep(LOOK).await,
