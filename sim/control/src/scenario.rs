@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(50);
 /// Pause between two messages of the group that always runs.
 const PAUSE: Duration = Duration::from_millis(20);
-/// While no switch stops and no link of it is down, the group that always runs makes progress within this time, whatever happens to control.
+/// While no switch stops and no link of it is down, the group that always runs makes progress within this time.
 const FLOWS_WITHIN: Duration = Duration::from_millis(500);
 /// Jobs at a time.
 const JOBS_MAX: usize = 2;
