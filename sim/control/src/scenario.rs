@@ -343,7 +343,7 @@ impl World {
     }
 
     async fn step(&mut self, step: u64) -> Result<(), String> {
-        match self.random.below(12) {
+        match self.random.below(16) {
             0 => self.lose_host(step).await?,
             1 => self.fill_quota(step).await?,
             2 => self.register(step).await?,

@@ -18,8 +18,8 @@ const POLICIES: [(&str, Option<MemberLoss>); 3] = [
 ];
 /// A receiver stalls after so many milliseconds.
 const STALLS_AFTER_MS: u32 = 1000;
-/// A group that waits for a receiver does so for as long. Switches have reported the stall several times.
-const WAITS: Duration = Duration::from_secs(7);
+/// A group that waits for a receiver does so for as long. Switches report the stall twice meanwhile.
+const WAITS: Duration = Duration::from_secs(5);
 
 /// A member that was put out of a group whose policy does not say so, if there is one.
 pub(super) fn wrongly_put_out(group: &v1::GroupState) -> Option<&str> {

@@ -6,16 +6,16 @@
 use std::time::Duration;
 
 use castnet_proto::v1;
-use castnet_rules::{Endpoint, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop};
+use castnet_rules::{GroupRule, HostEndpoint, HostPart, MulticastRule};
 use castnet_topology::Topology;
-use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Qpn};
+use castnet_wire::{MacAddr, McstId, Pmtu, Qpn};
 use tokio::time::{Instant, sleep};
 
 use super::{LOOK, Loss, World};
 use crate::frames::Stream;
 
 /// So long a registration lasts: each controller looks at all switches meanwhile.
-const LASTS: Duration = Duration::from_secs(3);
+const LASTS: Duration = Duration::from_secs(2);
 
 impl World {
     /// Two hosts at a switch have a group there for a while. The controller that leads may be killed meanwhile.
@@ -24,10 +24,10 @@ impl World {
         // Beside the pool of the controllers.
         let mcst_id = McstId([10, 201, 0, 1 + (step % 250) as u8].into());
         self.qpn += 1;
-        let rule = rule(&self.topology, mcst_id, hosts, self.qpn);
-        let (switch, rule) = rule.ok_or("a host without a link or an address")?;
-        let service = self.switches.get(switch).map(|switch| switch.service.clone());
-        let service = service.ok_or("a switch that does not exist")?;
+        let rule = rule(&self.topology, mcst_id, hosts, self.qpn)?;
+        let switch = self.topology.attachment(hosts[0]);
+        let switch = switch.and_then(|(_, switch, _)| self.switches.get(switch));
+        let service = switch.ok_or("a host without a switch")?.service.clone();
         let leader = format!("MRP leader {}", hosts[0]);
         service.register(&leader, &rule)?;
         self.log
@@ -66,43 +66,21 @@ fn member(host: &str) -> v1::MemberState {
     }
 }
 
-/// The rule of a group of hosts at one switch, the first of which sends, and that switch.
-fn rule<'t>(
-    topology: &'t Topology,
-    mcst_id: McstId,
-    hosts: [&str; 2],
-    qpn: u32,
-) -> Option<(&'t str, GroupRule)> {
-    let (_, switch, _) = topology.attachment(hosts[0])?;
-    let endpoint = |host: &str| {
-        let (_, _, port) = topology.attachment(host)?;
+/// The rule of a group of the hosts at a switch, the first of which sends.
+fn rule(topology: &Topology, mcst_id: McstId, hosts: [&str; 2], qpn: u32) -> Result<GroupRule, String> {
+    let end = |host: &str| {
         let known = topology.host(host)?;
-        let end = HostEndpoint {
+        Some(HostEndpoint {
             name: host.into(),
             ip: known.ip?,
             mac: MacAddr(known.mac?),
             qpn: Qpn::new(qpn),
             part: HostPart::Plain,
-        };
-        Some(Endpoint::new(PortId::new(port)?, NextHop::Host(end)))
+        })
     };
-    let kind = MulticastRule {
-        start_psn: None,
-        va_base: 0,
-        carries_on: None,
-        any_source: None,
-        repair: None,
-        source: 0,
-    };
-    let rule = GroupRule {
-        name: format!("mrp-{mcst_id}"),
-        generation: 1,
-        mcst_id,
-        pmtu: Pmtu::B1024,
-        stall_timeout_ms: 1000,
-        rate_limit: None,
-        endpoints: hosts.into_iter().map(endpoint).collect::<Option<_>>()?,
-        kind: kind.into(),
-    };
-    Some((switch, rule))
+    let ends: Option<Vec<HostEndpoint>> = hosts.into_iter().map(end).collect();
+    let ends = ends.ok_or("a host without an address")?;
+    let (name, kind) = (format!("mrp-{mcst_id}"), MulticastRule::default());
+    let rule = GroupRule::star(&name, mcst_id, Pmtu::B1024, kind, ends);
+    rule.map_err(|faults| format!("{faults:?}"))
 }
