@@ -100,6 +100,9 @@ fn look_at(core: &mut Core, name: &str, now: Instant) -> Option<Instant> {
     if *before != down
         && let Some(entry) = core.groups.get_mut(name)
     {
+        if down.is_empty() {
+            replan::forget_failure(entry);
+        }
         entry.live.links_down = down;
         core.notify(name);
     }

@@ -86,6 +86,24 @@ async fn without_another_tree_a_group_says_what_it_lacks_and_takes_the_next_one(
     until(&client, is_there).await;
 }
 
+/// It went on to say that there was no other tree.
+#[tokio::test(start_paused = true)]
+async fn a_group_whose_own_link_is_back_lacks_nothing() {
+    let lab = two_spines().await;
+    let (_controller, client) = lab.start().await;
+    client.create(lab.given("g", &["h0", "h1", "h2"], 17)).await;
+    let generation = group(&client).await.generation;
+    let lost = spine(&lab);
+    let other = other_than(lost);
+    set_link(lab.switch(other), 0, false);
+    until_link(&client, other, 0, false).await;
+    set_link(lab.switch("leaf1"), uplink(lost), false);
+    until(&client, |state| state.reason.contains("no other tree")).await;
+    set_link(lab.switch("leaf1"), uplink(lost), true);
+    let state = until(&client, |state| state.reason.is_empty()).await;
+    assert_eq!((state.phase(), state.generation), (Active, generation));
+}
+
 /// What a leaf reports of its neighbours: these spines, by LLDP.
 fn hear(lab: &Lab, leaf: &str, spines: &[&str]) {
     let port = leaf.trim_start_matches("leaf");
