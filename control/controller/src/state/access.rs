@@ -79,9 +79,9 @@ impl Core {
         }
     }
 
-    /// Refuses a host that takes an address of another one, or another spelling of its name: a certificate is one host. A machine that has got
-    /// another name has both in its certificate, or an operator forgets the old one. Who is back in a group with the connection that it has there
-    /// was checked when it came, and who has an Ethernet address keeps it.
+    /// Refuses a host that takes an address of another one, or another spelling of its name: a certificate is one host. A machine that
+    /// has got another name has both in its certificate, or an operator forgets the old one. Who is back in a group with the connection
+    /// that it has there was checked when it came, and who has an Ethernet address keeps it.
     pub(crate) fn check_itself(
         &self,
         caller: &Caller,
@@ -117,7 +117,8 @@ impl Core {
         }
     }
 
-    /// Refuses a host the Ethernet address of another one, as that has reported, as the file has it, or as it was seen where the file has the host.
+    /// Refuses a host the Ethernet address of another one: as that one has reported, as the file has it, or as it was seen where the file
+    /// has that host.
     fn check_mac(&self, caller: &Caller, host: &str, mac: MacAddr) -> Result<(), Refusal> {
         if mac == MacAddr::UNSPECIFIED {
             return Ok(());

@@ -74,8 +74,8 @@ impl Facts {
         inner
     }
 
-    /// Without a file: notes which links of a switch both ends have heard, and forgets those that no end hears any more. That one end hears a
-    /// noted link is enough: a restarted switch sees all hosts behind its neighbours before it receives their next LLDP frame.
+    /// Without a file: notes which links of a switch both ends have heard, and forgets those that no end hears any more. That one end
+    /// hears a noted link is enough: a restarted switch sees all hosts behind its neighbours before it receives their next LLDP frame.
     pub(super) fn note_links(&mut self, switch: &str) {
         let Some((_, report)) = self.switches.get(switch).filter(|_| self.file.is_none()) else {
             return;
@@ -99,9 +99,9 @@ impl Facts {
         }
     }
 
-    /// Whether what LLDP says at a port is believed; a host could say that it is a switch. With a file it is where that has a switch or a splitter,
-    /// and where it has nothing, if the other switch hears this port in return. Without one it is where the other switch hears this port in return,
-    /// has heard it while this one did, or has not reported yet.
+    /// Whether what LLDP says at a port is believed; a host could say that it is a switch. With a file it is where that has a switch or a
+    /// splitter, and where it has nothing, if the other switch hears this port in return. Without one it is where the other switch hears
+    /// this port in return, has heard it while this one did, or has not reported yet.
     pub(crate) fn believes_lldp(&self, switch: &str, neighbour: &NeighbourReport) -> bool {
         let near = End::port(switch, neighbour.port);
         let Some(file) = &self.file else {
