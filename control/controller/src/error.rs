@@ -7,7 +7,7 @@ use castnet_proto::convert::{Invalid, refuse};
 use castnet_proto::term::joined_elsewhere;
 use castnet_proto::transport::TransportError;
 use castnet_rules::{BitRate, Ipv4Net};
-use castnet_wire::{McstId, Qpn};
+use castnet_wire::{MacAddr, McstId, Qpn};
 use tonic::{Code, Status};
 
 use crate::check::ConfigFaults;
@@ -58,6 +58,8 @@ pub(crate) enum Refusal {
         ip: Ipv4Addr,
         host: String,
     },
+    #[error("{mac} is the Ethernet address of host {host:?}")]
+    MacTaken { mac: MacAddr, host: String },
     #[error("there is no host {host:?}")]
     NoHost { host: String },
     #[error("host {host:?} is in the topology file, which is where to take it out")]
@@ -255,6 +257,7 @@ impl Refusal {
             Self::NameOfSwitch { field, .. }
             | Self::AddressTaken { field, .. }
             | Self::QueuePairTaken { field, .. } => (Code::AlreadyExists, field),
+            Self::MacTaken { .. } => (Code::AlreadyExists, "mac"),
             Self::McstIdTaken { .. } | Self::McstIdWrittenOff { .. } | Self::McstIdOfOthers { .. } => {
                 (Code::AlreadyExists, "mcst_id")
             }

@@ -1,8 +1,10 @@
-//! Cables that are not as the topology file has them.
+//! Cables between switches: what LLDP shows of them, what of that is believed, and which of them are not as the topology file has them.
+
+use std::collections::BTreeSet;
 
 use castnet_topology::{End, Splitter, SwitchKind, Topology};
 
-use super::{Facts, NeighbourReport, Reach};
+use super::{Facts, NeighbourReport, Reach, Who};
 
 impl Facts {
     /// What is wrong with each cable of a switch that is not as the file has it. A plain switch or a router passes LLDP frames on, or has a
@@ -40,11 +42,71 @@ impl Facts {
         report.neighbours.iter().filter_map(wrong).collect()
     }
 
-    /// Whether what LLDP says at a port is believed; a host could say that it is a switch. With a file it is where that has a switch or a splitter,
-    /// and where it has nothing, if the other switch hears this port in return.
+    /// The ports that lead to other switches.
+    pub(super) fn inner_ports(&self) -> BTreeSet<(&str, u8)> {
+        let mut inner = BTreeSet::new();
+        for (switch, (_, report)) in &self.switches {
+            for neighbour in &report.neighbours {
+                // Without a file, what a host says takes out its own port at most.
+                if let Who::Switch { name, .. } = &neighbour.who
+                    && name != switch
+                    && self.switches.contains_key(name)
+                    && (self.file.is_none() || self.believes_lldp(switch, neighbour))
+                {
+                    inner.insert((switch.as_str(), neighbour.port));
+                }
+            }
+        }
+        let filed = self.file.iter().flat_map(Topology::links);
+        let filed = filed.map(|(_, link)| (&link.a, &link.b));
+        for ends in filed.chain(self.links.iter().map(|link| (&link.0, &link.1))) {
+            if let (
+                End::Switch { switch, port },
+                End::Switch {
+                    switch: other,
+                    port: far,
+                },
+            ) = ends
+            {
+                inner.extend([(switch.as_str(), *port), (other.as_str(), *far)]);
+            }
+        }
+        inner
+    }
+
+    /// Without a file: notes which links of a switch both ends have heard, and forgets those that no end hears any more. That one end
+    /// hears a noted link is enough: a restarted switch sees all hosts behind its neighbours before it receives their next LLDP frame.
+    pub(super) fn note_links(&mut self, switch: &str) {
+        let Some((_, report)) = self.switches.get(switch).filter(|_| self.file.is_none()) else {
+            return;
+        };
+        let first = (End::port(switch, 0), End::port("", 0));
+        let noted = self.links.range(first..);
+        let noted = noted.take_while(|(near, _)| near.node() == switch);
+        let is_gone = |(near, far): &&(End, End)| !self.hears(near, far) && !self.hears(far, near);
+        let gone: Vec<(End, End)> = noted.filter(is_gone).cloned().collect();
+        let heard = report.neighbours.iter();
+        let heard = heard.filter_map(|n| Some((End::port(switch, n.port), self.far_end(n)?)));
+        let is_link = |(near, far): &(End, End)| far.node() != switch && self.hears(far, near);
+        let new: Vec<(End, End)> = heard.filter(is_link).collect();
+        for (near, far) in gone {
+            self.links.remove(&(far.clone(), near.clone()));
+            self.links.remove(&(near, far));
+        }
+        for (near, far) in new {
+            self.links.insert((far.clone(), near.clone()));
+            self.links.insert((near, far));
+        }
+    }
+
+    /// Whether what LLDP says at a port is believed; a host could say that it is a switch. With a file it is where that has a switch or a
+    /// splitter, and where it has nothing, if the other switch hears this port in return. Without one it is where the other switch hears
+    /// this port in return, has heard it while this one did, or has not reported yet.
     pub(crate) fn believes_lldp(&self, switch: &str, neighbour: &NeighbourReport) -> bool {
-        let Some(file) = &self.file else { return true };
         let near = End::port(switch, neighbour.port);
+        let Some(file) = &self.file else {
+            return self.is_from_switch(&near, neighbour);
+        };
         match filed(file, &near) {
             Some(far) => matches!(far, End::Switch { .. }),
             None => {
@@ -54,14 +116,36 @@ impl Facts {
         }
     }
 
-    /// Whether the port that a neighbour says it is hears this one.
-    fn is_heard(&self, near: &End, neighbour: &NeighbourReport) -> bool {
-        let Some(End::Switch { switch, port }) = self.far_end(neighbour) else {
+    /// Whether the other switch does not contradict what LLDP says at a port.
+    fn is_from_switch(&self, near: &End, neighbour: &NeighbourReport) -> bool {
+        let Who::Switch { name, .. } = &neighbour.who else {
             return false;
         };
-        self.switches.get(&switch).is_some_and(|(_, report)| {
-            let mut at_port = report.neighbours.iter().filter(|n| n.port == port);
-            at_port.any(|n| self.far_end(n).as_ref() == Some(near))
+        let has_reported = self
+            .switches
+            .get(name)
+            .is_some_and(|(_, report)| !report.ports.is_empty());
+        let is_noted = || {
+            let far = self.far_end(neighbour);
+            far.is_some_and(|far| self.links.contains(&(near.clone(), far)))
+        };
+        name != near.node() && (!has_reported || self.is_heard(near, neighbour) || is_noted())
+    }
+
+    /// Whether the port that a neighbour says it is hears this one.
+    fn is_heard(&self, near: &End, neighbour: &NeighbourReport) -> bool {
+        let far = self.far_end(neighbour);
+        far.is_some_and(|far| self.hears(&far, near))
+    }
+
+    /// Whether a port hears another one by LLDP.
+    fn hears(&self, near: &End, far: &End) -> bool {
+        let End::Switch { switch, port } = near else {
+            return false;
+        };
+        self.switches.get(switch).is_some_and(|(_, report)| {
+            let mut at_port = report.neighbours.iter().filter(|n| n.port == *port);
+            at_port.any(|n| self.far_end(n).as_ref() == Some(far))
         })
     }
 
@@ -76,7 +160,7 @@ impl Facts {
 }
 
 /// What the file has at the other end of a port's cable.
-pub(super) fn filed<'f>(file: &'f Topology, near: &End) -> Option<&'f End> {
+fn filed<'f>(file: &'f Topology, near: &End) -> Option<&'f End> {
     let link = file.link(file.link_at(near)?)?;
     Some(if link.a == *near { &link.b } else { &link.a })
 }
