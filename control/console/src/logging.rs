@@ -11,20 +11,14 @@ use tracing_subscriber::{fmt, reload};
 
 use crate::exit::{Failure, Outcome};
 
-/// Levels: warnings, with `-v` what happens, with `-vv` how. RUST_LOG overrides all of them, unless it is empty.
+/// Logs at a level. RUST_LOG overrides it, unless it is empty.
 pub fn start(verbose: u8) -> Outcome {
-    let level = match verbose {
-        // The command itself reports which path collectives take, and why.
-        0 => "warn,castnet_comm=error",
-        1 => "info,h2=warn,hyper=warn,tower=warn,tonic=warn",
-        _ => "debug,h2=info,hyper=info,tower=info,tonic=info",
-    };
     let text = match std::env::var("RUST_LOG") {
         Ok(text) if !text.is_empty() => text,
         Err(VarError::NotUnicode(text)) => {
             return Err(Failure::usage(format!("RUST_LOG: {text:?} is no text")));
         }
-        _ => level.to_owned(),
+        _ => directives(verbose).to_owned(),
     };
     let filter = parse(&text).map_err(|why| Failure::usage(format!("RUST_LOG: {why}")))?;
     let (filter, handle) = reload::Layer::new(filter);
@@ -37,6 +31,17 @@ pub fn start(verbose: u8) -> Outcome {
         handle.reload(parse(text)?).map_err(|error| error.to_string())
     });
     Ok(())
+}
+
+/// Levels: warnings, with `-v` what happens, with `-vv` how. Libraries may report errors only, and rustls nothing: clients, some without a
+/// certificate, cause what they warn of, as often and as long as they like.
+fn directives(verbose: u8) -> &'static str {
+    match verbose {
+        // The command itself reports which path collectives take, and why.
+        0 => "error,rustls=off,castnet=warn,castnet_comm=error",
+        1 => "error,rustls=off,castnet=info",
+        _ => "error,rustls=off,castnet=debug",
+    }
 }
 
 /// Stricter than [`Targets`], which takes a misspelled level for a target.
@@ -76,7 +81,44 @@ impl Write for Patient {
 
 #[cfg(test)]
 mod tests {
+    use tracing::Level;
+
     use super::*;
+
+    /// A ClientHello with a wrong server name was a warning of rustls with all of that name; an unasked PING ACK was one of h2.
+    #[test]
+    fn no_level_has_warnings_of_libraries() {
+        for (verbose, own) in [
+            (0, Level::WARN),
+            (1, Level::INFO),
+            (2, Level::DEBUG),
+            (9, Level::DEBUG),
+        ] {
+            let filter = parse(directives(verbose)).expect("a filter");
+            for library in [
+                "h2::proto",
+                "hyper",
+                "hyper_util",
+                "tonic",
+                "tower",
+                "axum",
+                "tokio",
+                "log",
+            ] {
+                let logs = |level| filter.would_enable(library, &level);
+                assert!(logs(Level::ERROR) && !logs(Level::WARN), "{verbose} {library}");
+            }
+            assert!(!filter.would_enable("rustls::server", &Level::ERROR), "{verbose}");
+            for target in ["castnet", "castnet_controller::shell", "castnet_proto"] {
+                assert!(filter.would_enable(target, &own), "{verbose} {target}");
+            }
+        }
+        let shown = |verbose, level| {
+            let filter = parse(directives(verbose)).expect("a filter");
+            filter.would_enable("castnet_comm", &level)
+        };
+        assert!(shown(0, Level::ERROR) && !shown(0, Level::WARN) && shown(1, Level::INFO));
+    }
 
     #[test]
     fn a_filter_has_levels_and_nothing_is_guessed() {
