@@ -308,7 +308,10 @@ async fn nobody_takes_the_place_of_a_member_beside_its_group() {
             };
             let status = refused(h3.exchange(call).await, Code::PermissionDenied, "no member");
             let said = status.message();
-            assert!(!["h0", "h1", "h2"].into_iter().any(|h| said.contains(h)), "{said}");
+            assert!(
+                !["h0", "h1", "h2"].into_iter().any(|h| said.contains(h)),
+                "{said}"
+            );
         }
     }
     denied(
