@@ -139,6 +139,12 @@ impl Core {
             .is_some()
     }
 
+    /// [`Core::may_warn`] of the owner of this group.
+    pub(crate) fn may_warn_of(&mut self, group: &str) -> bool {
+        let owner = self.groups.get(group).map(|entry| entry.record().owner.clone());
+        self.may_warn(&owner.unwrap_or_default())
+    }
+
     pub(crate) fn group(&self, name: &str) -> Result<&Entry, Refusal> {
         self.groups.get(name).ok_or_else(|| self.unknown(name))
     }

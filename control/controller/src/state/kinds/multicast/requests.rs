@@ -266,7 +266,6 @@ impl Core {
     /// Returns whether the group has failed instead, as its policy says of receivers that are lost.
     pub(super) fn divert(&mut self, group: &str, host: &str, reason: String) -> Result<bool, Refusal> {
         let (entry, kind) = self.multicast(group)?;
-        let owner = entry.record().owner.clone();
         let mut cut_off = broken_links::cut_off(self, entry);
         cut_off.retain(|other, _| other != host);
         let fails =
@@ -276,7 +275,7 @@ impl Core {
             self.step(group, Event::Lost, Some(ending))?;
             return Ok(true);
         }
-        if self.may_warn(&owner) {
+        if self.may_warn_of(group) {
             tracing::warn!(group, host, reason, "goes on from host to host");
         }
         self.change(group, |record| {
