@@ -125,7 +125,7 @@ fn client_hello(name: &[u8]) -> Vec<u8> {
     };
     let extension = |kind: u8, bytes: &[u8]| [&[0, kind][..], &sized(bytes)[..]].concat();
     let names = sized(&[&[0][..], &sized(name)[..]].concat());
-    let key = [&[0, 36, 0, 0x1d, 0, 32][..], &[9; 32][..]].concat();
+    let key = [&[0_u8, 36, 0, 0x1d, 0, 32][..], &[9; 32][..]].concat();
     let extensions = [
         extension(0, &names),
         // The groups and algorithms: x25519, and ECDSA with P-256 and SHA-256. The version: 1.3.
