@@ -77,6 +77,7 @@ fn exit_codes_are_those_of_the_table() {
 
 #[test]
 fn the_log_filter_of_a_service_is_shown_and_set() {
+    const DEFAULT: &str = "error,rustls=off,castnet=warn,castnet_comm=error";
     let folder = folder();
     let mut switch = Service::switch(folder.path());
     let listen = format!("unix:{}", folder.path().join("c.sock").display());
@@ -85,7 +86,7 @@ fn the_log_filter_of_a_service_is_shown_and_set() {
     let shown = ask(&["log-level"], &switch);
     assert_eq!(
         (&shown["filter"], &shown["then"]),
-        (&"warn,castnet_comm=error".into(), &Value::Null)
+        (&DEFAULT.into(), &Value::Null)
     );
     let debug = json(
         &["log-level", "debug", "--for", "10m"],
@@ -94,7 +95,7 @@ fn the_log_filter_of_a_service_is_shown_and_set() {
     );
     assert_eq!(
         (&debug["filter"], &debug["then"]),
-        (&"debug".into(), &"warn,castnet_comm=error".into())
+        (&"debug".into(), &DEFAULT.into())
     );
     assert!(
         debug["then_in_ms"]

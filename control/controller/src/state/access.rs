@@ -61,6 +61,10 @@ impl Core {
             return self.check_secret(job, *rank, &Secret::new(job, &call.secret));
         }
         let seats = self.multicast(job)?.0.record().seats(call.among, call.round);
+        // Others do not learn how many members there are, and who they are.
+        if !seats.iter().flatten().any(|host| caller.may_be(host)) {
+            self.check_member(caller, job, "exchange beside")?;
+        }
         let seats = seats.ok_or_else(|| Refusal::NobodyOutside {
             group: job.clone(),
             number: call.round,

@@ -139,6 +139,12 @@ impl Core {
             .is_some()
     }
 
+    /// [`Core::may_warn`] of the owner of this group.
+    pub(crate) fn may_warn_of(&mut self, group: &str) -> bool {
+        let owner = self.groups.get(group).map(|entry| entry.record().owner.clone());
+        self.may_warn(&owner.unwrap_or_default())
+    }
+
     pub(crate) fn group(&self, name: &str) -> Result<&Entry, Refusal> {
         self.groups.get(name).ok_or_else(|| self.unknown(name))
     }
@@ -216,7 +222,10 @@ impl Core {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use castnet_proto::convert::{RankJoin, rank_join_from_proto};
+    use tracing::{Level, Metadata, span};
 
     use super::*;
     use crate::config::SwitchConfig;
@@ -257,5 +266,37 @@ pub(crate) mod tests {
             ..Default::default()
         };
         rank_join_from_proto(&request).expect("a rank")
+    }
+
+    /// Counts warnings.
+    struct Warnings(Arc<AtomicUsize>);
+
+    impl tracing::Subscriber for Warnings {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            *metadata.level() <= Level::WARN
+        }
+
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn enter(&self, _: &span::Id) {}
+
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    /// How many warnings this causes.
+    pub(crate) fn warnings(cause: impl FnOnce()) -> usize {
+        let count = Arc::default();
+        tracing::subscriber::with_default(Warnings(Arc::clone(&count)), cause);
+        count.load(Ordering::Relaxed)
     }
 }

@@ -111,7 +111,9 @@ impl Core {
         let before = record.plan.clone()?;
         let copies = copies(&before)?;
         let Some(address) = self.multicast_routes.take(block, name, &copies) else {
-            tracing::warn!(group = name, %block, "no group address is free: it stays on those of the static core");
+            if self.may_warn_of(name) {
+                tracing::warn!(group = name, %block, "no group address is free: it stays on those of the static core");
+            }
             return None;
         };
         Some(Draft {

@@ -66,7 +66,9 @@ fn end(core: &mut Core, wanted: &Record, layout: Result<Layout, NoPlan>, lost: &
     };
     match placed {
         Ok(()) => {
-            tracing::warn!(group = name, lost, "gets another tree");
+            if core.may_warn_of(name) {
+                tracing::warn!(group = name, lost, "gets another tree");
+            }
             core.update(name, true);
         }
         Err(reason) => {
@@ -74,8 +76,10 @@ fn end(core: &mut Core, wanted: &Record, layout: Result<Layout, NoPlan>, lost: &
             if let Some(entry) = core.groups.get_mut(name)
                 && entry.note != note
             {
-                tracing::warn!(group = name, lost, reason, "gets no other tree");
                 entry.note = note;
+                if core.may_warn_of(name) {
+                    tracing::warn!(group = name, lost, reason, "gets no other tree");
+                }
                 core.notify(name);
             }
         }
