@@ -19,7 +19,7 @@ use clap::Args;
 /// Runs the controller: plans groups over the fabric and programs its switches
 #[derive(Debug, Args)]
 #[command(
-    after_help = "At SIGHUP it reads its configuration again, and goes on with that, as after a restart: switches, topology, roles, tenants, timeouts. It stops at SIGINT or SIGTERM; the switches keep their groups, and a controller that is started with the same --store continues to manage them. A controller whose store has no groups creates none where switches have groups of other controllers, as its store may be the wrong one, until it is started once with --init.
+    after_help = "At SIGHUP it reads its configuration again, and goes on with that, as after a restart: switches, topology, roles, tenants, timeouts. It stops at SIGINT, SIGTERM or SIGQUIT; the switches keep their groups, and a controller that is started with the same --store continues to manage them. A controller whose store has no groups creates none where switches have groups of other controllers, as its store may be the wrong one, until it is started once with --init.
 
 Examples:
   castnet controller --switch leaf1=http://127.0.0.1:7471
@@ -146,7 +146,7 @@ impl ControllerCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let config = self.settings()?;
         Ready::check(self.ready_file.as_deref())?;
-        let (signals, mut reloads) = (Signals::catch()?, Reloads::catch()?);
+        let (signals, mut reloads) = (Signals::catch_in_service()?, Reloads::catch()?);
         let log = config.audit_log.as_deref();
         let _reader = log.map(files::await_reader).transpose()?;
         let mut stop = pin!(signals.first());

@@ -23,7 +23,8 @@ const FORCED: i32 = 130;
 /// Signals within this time of the first one are one with it. Nobody presses a key twice that fast and means both.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
-/// Catches SIGINT and SIGTERM.
+/// Catches SIGINT, SIGTERM, SIGQUIT, and SIGHUP, which a closed terminal sends. SIGUSR1 and SIGUSR2 do nothing: they mean nothing here, and
+/// by default they end a process with nothing put in order.
 #[derive(Debug)]
 pub struct Signals(watch::Receiver<()>);
 
@@ -38,14 +39,35 @@ pub fn is_stopped() -> bool {
 impl Signals {
     /// Call it before readiness is announced: an earlier signal ends the process.
     pub fn catch() -> Outcome<Self> {
+        Self::catch_with(unless_ignored(SignalKind::hangup())?)
+    }
+
+    /// For a service, which has [`Reloads`]: SIGHUP does not end it.
+    pub fn catch_in_service() -> Outcome<Self> {
+        Self::catch_with(None)
+    }
+
+    fn catch_with(mut hangup: Option<Signal>) -> Outcome<Self> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
+        let mut quit = signal(SignalKind::quit())?;
+        for harmless in [SignalKind::user_defined1(), SignalKind::user_defined2()] {
+            // What catches it stays when this is dropped.
+            drop(signal(harmless)?);
+        }
         let (caught, signals) = watch::channel(());
         tokio::spawn(async move {
             loop {
                 tokio::select! {
                     _ = interrupt.recv() => {}
                     _ = terminate.recv() => {}
+                    _ = quit.recv() => {}
+                    // A shell that ends sends it, and the kernel after it: the second one means no haste.
+                    () = next(&mut hangup) => {
+                        if is_stopped() {
+                            continue;
+                        }
+                    }
                 }
                 STOPPED.store(true, Ordering::Relaxed);
                 caught.send_replace(());
@@ -82,6 +104,28 @@ impl Signals {
             // The runtime ends.
             std::future::pending().await
         }
+    }
+}
+
+/// `None` if the process ignores the signal since its start, as SIGHUP under nohup(1).
+fn unless_ignored(kind: SignalKind) -> Outcome<Option<Signal>> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let bit = 1u64 << (kind.as_raw_value() - 1);
+    match ignored.is_some_and(|mask| mask & bit != 0) {
+        true => Ok(None),
+        false => Ok(Some(signal(kind)?)),
+    }
+}
+
+/// Waits for the next one; for ever, if it is not caught.
+async fn next(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => {
+            signal.recv().await;
+        }
+        None => std::future::pending().await,
     }
 }
 

@@ -383,6 +383,20 @@ fn await_line(log: &mut impl BufRead, text: &str) {
     }
 }
 
+/// By default each of these ends a process, and SIGQUIT dumps its memory.
+#[test]
+fn a_service_stops_in_order_at_sigquit_and_not_at_signals_of_programs() {
+    let folder = folder();
+    let switch = Service::switch(folder.path());
+    for signal in [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGHUP] {
+        switch.signal(signal);
+        assert_eq!(ask(&["port"], &switch).as_array().map(Vec::len), Some(6));
+    }
+    let (last, code) = switch.stop(Signal::SIGQUIT);
+    assert!(code == Some(0) && last.contains("\"groups\":1"), "{last}");
+    assert!(!folder.path().join("switch.ready").exists());
+}
+
 /// As after a restart, but for the connections. A file with a fault, or what takes a restart, changes nothing. No SIGHUP ends a service.
 #[test]
 fn services_take_over_their_configuration_at_sighup() {
