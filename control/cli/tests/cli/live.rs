@@ -193,6 +193,28 @@ fn a_capture_into_a_pipe_waits_for_its_reader_first() {
     assert!(ended.is_some(), "the pipe was not opened");
 }
 
+/// Nothing is joined or asked: bytes that go nowhere are no success, and an empty file is not what was to be sent.
+#[test]
+fn a_closed_stdin_or_stdout_is_refused() {
+    let host = "--interface memory:nowhere --ip 10.0.0.1/24 --name h1 --group g";
+    for (line, closed) in [
+        (format!("host receive {host} --out - >&-"), "stdout is closed"),
+        (format!("host send {host} --file - <&-"), "stdin is closed"),
+        (
+            format!("capture --agent {NOBODY} --out - >&-"),
+            "stdout is closed",
+        ),
+    ] {
+        let run = format!("exec {} {line}", castnet().get_program().to_string_lossy());
+        let output = Process::new("bash").args(["-c", &run]).output().expect("bash");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.code() == Some(2) && said.contains(closed),
+            "{line}: {said}"
+        );
+    }
+}
+
 /// A folder for sockets: their paths must be short.
 pub(crate) fn folder() -> TempDir {
     tempfile::Builder::new()
