@@ -521,4 +521,6 @@ fn a_service_without_descriptors_says_so_and_goes_on() {
     let _ = child.kill();
     let _ = child.wait();
     assert!(asked.status.success(), "{said}");
+    // Once at the begin, although it tries again every 500 ms, and once at the end.
+    await_line(&mut log, "connections are accepted again");
 }
