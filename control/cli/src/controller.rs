@@ -188,8 +188,8 @@ fn failure(error: StartError) -> Failure {
             "use the store of the other controller; or stop that one, and give this store a larger epoch (groups that it does not know are removed):\n\
              castnet store export ..., then castnet store import --force ...",
         ),
-        StartError::Store(_) => Failure::failed(error)
-            .next("see that no other controller has the same --store, and that this user may write to it"),
+        // These messages already contain the next step.
+        StartError::Store(_) => Failure::failed(error),
         StartError::Transport(error) => connect::listen_failure(&error),
     }
 }

@@ -123,7 +123,16 @@ impl FromStr for FaultRule {
         // Parsed with a port that always exists, so that wrong options are reported before the start.
         match format!("pcap:,x,{}", rule.text(0)).parse::<PortSpec>() {
             Ok(_) => Ok(rule),
-            Err(error) => Err(error.reason),
+            // That port is none of the user's.
+            Err(error) => Err(match error.reason.strip_prefix("pcap has no option ") {
+                Some(option) => format!(
+                    "there is no fault {option}: write loss, duplicate, reorder, corrupt, delay or jitter, with rx. or tx. before it for one direction"
+                ),
+                None if error.reason.starts_with("write pcap") => {
+                    "write such as loss=1%,delay=1ms".to_owned()
+                }
+                None => error.reason,
+            }),
         }
     }
 }
@@ -483,7 +492,8 @@ mod tests {
         };
         assert_eq!(other.port_specs().expect_err("no port c").code(), 2);
         for bad in ["loss=200%", "gremlins=1%", "", "b:", "loss=1%,seed=x"] {
-            assert!(bad.parse::<FaultRule>().is_err(), "{bad}");
+            let fault = bad.parse::<FaultRule>().expect_err(bad);
+            assert!(!fault.contains("pcap"), "{bad}: {fault}");
         }
     }
 

@@ -14,6 +14,18 @@ use serde_json::Value;
 use crate::live::{Service, ask, castnet, folder, json, refusal};
 
 #[test]
+fn an_address_in_a_variable_that_is_none_is_no_fault_of_the_flag() {
+    let run = |args: &[&str]| {
+        let output = castnet().env("CASTNET_AGENT", "nonsense").args(args).output();
+        String::from_utf8_lossy(&output.expect("it runs").stderr).into_owned()
+    };
+    let text = run(&["port"]);
+    assert!(text.contains("'CASTNET_AGENT (environment)'"), "{text}");
+    let text = run(&["port", "--agent", "nonsense"]);
+    assert!(text.contains("'--agent <URL>'"), "{text}");
+}
+
+#[test]
 fn a_mistyped_filter_of_the_log_is_refused_at_start() {
     let run = |filter: &str| {
         let mut command = castnet();
