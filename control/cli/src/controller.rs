@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::str::FromStr;
 
@@ -9,7 +9,7 @@ use castnet_console::output::{Output, remark};
 use castnet_console::service::{Ready, Reloads, Signals, unless_stopped, until_stopped};
 use castnet_console::settings;
 use castnet_controller::store::StoreError;
-use castnet_controller::{Config, Controller, DEFAULT_LISTEN, StartError, SwitchConfig};
+use castnet_controller::{Config, ConfigFaults, Controller, DEFAULT_LISTEN, StartError, SwitchConfig};
 use castnet_group::tree_latency;
 use castnet_proto::transport::Address;
 use castnet_rules::Ipv4Net;
@@ -95,7 +95,7 @@ impl ControllerCommand {
         let mut config = match &self.config {
             Some(path) => {
                 let text = exit::read_text(path)?;
-                let folder = path.parent().unwrap_or(std::path::Path::new(""));
+                let folder = path.parent().unwrap_or(Path::new(""));
                 Config::from_toml(&text, folder).map_err(|faults| {
                     settings::faulty(path, faults).next("deploy/examples/controller.toml has all fields")
                 })?
@@ -150,7 +150,12 @@ impl ControllerCommand {
         let log = config.audit_log.as_deref();
         let _reader = log.map(files::await_reader).transpose()?;
         let mut stop = pin!(signals.first());
-        let start = async { Controller::start(config).await.map_err(failure) };
+        let file = self.config.as_deref();
+        let start = async {
+            Controller::start(config)
+                .await
+                .map_err(|e| failure(in_file(e, file)))
+        };
         let mut controller = unless_stopped(stop.as_mut(), start).await?;
         let address = controller.address().map(ToString::to_string).unwrap_or_default();
         let ready = Ready::announce(output, "controller", &address, self.ready_file.as_deref())?;
@@ -162,7 +167,10 @@ impl ControllerCommand {
         let reload = async || {
             let checked = self
                 .settings()
-                .and_then(|config| controller.check(&config).map(|()| config).map_err(failure));
+                .and_then(|config| match controller.check(&config) {
+                    Ok(()) => Ok(config),
+                    Err(error) => Err(failure(in_file(error, file))),
+                });
             match checked {
                 Ok(config) => {
                     controller.reload(config).await.map_err(failure)?;
@@ -178,6 +186,17 @@ impl ControllerCommand {
         served?;
         remark("controller: stopped; the switches keep their groups");
         Ok(())
+    }
+}
+
+/// Faults of a configuration, with the file that most of it is from.
+fn in_file(error: StartError, file: Option<&Path>) -> StartError {
+    match (error, file) {
+        (StartError::Config(ConfigFaults(faults)), Some(file)) => {
+            let named = faults.iter().map(|fault| format!("{}: {fault}", file.display()));
+            ConfigFaults(named.collect()).into()
+        }
+        (error, _) => error,
     }
 }
 
@@ -252,6 +271,14 @@ mod tests {
             "{}",
             failure.text()
         );
+    }
+
+    #[test]
+    fn a_contradiction_names_the_file() {
+        let faults = || ConfigFaults(vec!["switches[1].name: \"a\" is there twice".to_owned()]).into();
+        let text = |file| failure(in_file(faults(), file)).what;
+        assert!(text(Some(Path::new("c.toml"))).starts_with("c.toml: switches[1].name: "));
+        assert!(text(None).starts_with("switches[1].name: "));
     }
 
     #[test]
