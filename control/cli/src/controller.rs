@@ -144,8 +144,8 @@ impl ControllerCommand {
     }
 
     pub(crate) async fn run(self, output: Output) -> Outcome {
+        Ready::clear(self.ready_file.as_deref())?;
         let config = self.settings()?;
-        Ready::check(self.ready_file.as_deref())?;
         let (signals, mut reloads) = (Signals::catch_in_service()?, Reloads::catch()?);
         let log = config.audit_log.as_deref();
         let _reader = log.map(files::await_reader).transpose()?;

@@ -64,8 +64,8 @@ pub(crate) struct SwitchCommand {
 
 impl SwitchCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
+        Ready::clear(self.ready_file.as_deref())?;
         let config = self.settings()?;
-        Ready::check(self.ready_file.as_deref())?;
         let mut security = config.tls.security()?;
         security.socket = config.serve.socket();
         let rules = config

@@ -1,6 +1,6 @@
 //! Readiness and signals of services.
 
-use std::fs::{File, Metadata};
+use std::fs::{File, Metadata, TryLockError};
 use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::exit::{self, Failure, Outcome};
-use crate::files;
+use crate::files::{self, Place};
 use crate::output::{Done, Output};
 
 /// 128 + SIGINT.
@@ -228,7 +228,31 @@ impl Ready {
         };
         let written = files::replace(path, &format!("{text}\n"), is_ready_text);
         let file = written.map_err(|error| unwritten(path, &error))?;
+        if let Some((_, file)) = &file {
+            // For `clear`. Some network file systems have no locks.
+            let _ = file.try_lock();
+        }
         Ok(Self { file })
+    }
+
+    /// As [`Self::check`], and removes the file of a process that was killed: it must not be taken for that of this start, which may fail. Call
+    /// it before anything that can fail.
+    pub fn clear(file: Option<&Path>) -> Outcome {
+        Self::check(file)?;
+        let Some(path) = file else { return Ok(()) };
+        let left = match files::place(path) {
+            Ok(Place::File(place)) => File::open(&place).map(|file| (place, file)),
+            Ok(Place::Special) => return Ok(()),
+            Err(error) => Err(error),
+        };
+        // Most often there is none.
+        let Ok((place, left)) = left else { return Ok(()) };
+        let is_empty = left.metadata().is_ok_and(|meta| meta.len() == 0);
+        // That of a process that runs is locked.
+        if is_empty || matches!(left.try_lock(), Err(TryLockError::WouldBlock)) {
+            return Ok(());
+        }
+        std::fs::remove_file(place).map_err(|error| unwritten(path, &error))
     }
 
     /// Fails if [`Self::quiet`] could not write the file now. For a check before something that cannot be undone. Changes nothing.
@@ -299,6 +323,26 @@ mod tests {
         nix::sys::signal::raise(Signal::SIGHUP).expect("a signal");
         let failed = until_stopped(pending(), pending(), &mut reloads, async || Err(dead())).await;
         assert_eq!(failed.expect_err("a failure").what, "dead");
+    }
+
+    #[test]
+    fn a_ready_file_of_a_killed_process_is_removed_before_a_start() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("ready");
+        Ready::clear(Some(&path)).expect("there is none");
+        let lives = Ready::quiet(Some(&path), "unix:/run/s").expect("written");
+        Ready::clear(Some(&path)).expect("it is another process's");
+        assert!(path.exists(), "it is ready");
+        drop(lives);
+        for (text, is_left) in [("unix:/run/s\n", true), ("0x12\n", true), ("", false)] {
+            std::fs::write(&path, text).expect("written");
+            Ready::clear(Some(&path)).expect("one of Castnet's");
+            assert_eq!(path.exists(), !is_left, "{text:?}");
+        }
+        std::fs::write(&path, "precious\n").expect("written");
+        assert!(Ready::clear(Some(&path)).is_err() && path.exists());
+        Ready::clear(Some(Path::new("/dev/null"))).expect("a device");
+        Ready::clear(None).expect("no file is asked for");
     }
 
     #[test]
