@@ -264,9 +264,10 @@ mod tests {
     #[test]
     fn small_receive_buffers_are_no_matter_with_the_capability() {
         let level = |capabilities: &str, limit: &str| {
+            let status = format!("CapEff:\t{capabilities}\n");
             let fake = Fake::new(&[
                 ("proc/sys/net/core/rmem_max", limit),
-                ("proc/self/status", &format!("CapEff:\t{capabilities}\n")),
+                ("proc/self/status", status.as_str()),
             ]);
             receive_buffer(&fake.machine()).map(|check| check.level)
         };
