@@ -102,8 +102,8 @@ fn is_pipe(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_fifo())
 }
 
-/// Fails if a standard stream is closed. Then there is `/dev/null` in its place, open for both ways, where the runtime of Rust has opened it;
-/// a shell opens it for one way. Bytes would come from nowhere, or go there, and all would seem well.
+/// Fails if a standard stream is closed. Then there is `/dev/null` in its place, open for both ways, where the runtime of Rust has opened
+/// it; a shell opens it for one way. Bytes would come from nowhere, or go there, and all would seem well.
 ///
 /// # Errors
 /// The stream is closed. `flag` is what asks for it.

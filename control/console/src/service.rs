@@ -235,8 +235,8 @@ impl Ready {
         Ok(Self { file })
     }
 
-    /// As [`Self::check`], and removes the file of a process that was killed: it must not be taken for that of this start, which may fail. Call
-    /// it before anything that can fail.
+    /// As [`Self::check`], and removes the file of a process that was killed: it must not be taken for that of this start, which may fail.
+    /// Call it before anything that can fail.
     pub fn clear(file: Option<&Path>) -> Outcome {
         Self::check(file)?;
         let Some(path) = file else { return Ok(()) };

@@ -126,7 +126,7 @@ impl FromStr for FaultRule {
             // That port is none of the user's.
             Err(error) => Err(match error.reason.strip_prefix("pcap has no option ") {
                 Some(option) => format!(
-                    "there is no fault {option}: write loss, duplicate, reorder, corrupt, delay or jitter, with rx. or tx. before it for one direction"
+                    "there is no fault {option}: write loss, duplicate, reorder, corrupt, delay or jitter, after rx. or tx. for one direction"
                 ),
                 None if error.reason.starts_with("write pcap") => {
                     "write such as loss=1%,delay=1ms".to_owned()
