@@ -288,7 +288,7 @@ impl AfPacketPort {
 
 /// Whether an interface of the network namespace of this thread has the name now. Where that cannot be known, as without descriptors, it may.
 pub fn has_interface(name: &str) -> bool {
-    !if_nametoindex(name).is_err_and(|errno| matches!(errno, Errno::ENODEV | Errno::ENXIO))
+    !matches!(if_nametoindex(name), Err(Errno::ENODEV | Errno::ENXIO))
 }
 
 /// An address of a port without its interface: the same for all threads of this process.
