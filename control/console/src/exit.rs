@@ -191,8 +191,14 @@ pub fn cannot_read(path: &std::path::Path, error: &io::Error) -> Failure {
     if files::is_by_signal(error) {
         return interrupted();
     }
-    Failure::usage(format!("cannot read {}: {error}", path.display()))
-        .next("see that the path is right and that this user may read it")
+    let next = match error.kind() {
+        io::ErrorKind::InvalidData => {
+            "it is no text: see that the path is right, and that the arguments are in their order"
+        }
+        io::ErrorKind::IsADirectory => "give the path of a file",
+        _ => "see that the path is right and that this user may read it",
+    };
+    Failure::usage(format!("cannot read {}: {error}", path.display())).next(next)
 }
 
 /// The failure of writing a file.
@@ -238,6 +244,19 @@ mod tests {
         assert_eq!(code(tonic::Code::AlreadyExists), 3);
         assert_eq!(code(tonic::Code::Unauthenticated), 3);
         assert_eq!(code(tonic::Code::Internal), 1);
+    }
+
+    #[test]
+    fn what_is_no_text_may_be_read() {
+        let path = std::path::Path::new("store");
+        for (kind, next) in [
+            (io::ErrorKind::InvalidData, "it is no text"),
+            (io::ErrorKind::IsADirectory, "the path of a file"),
+            (io::ErrorKind::PermissionDenied, "may read it"),
+        ] {
+            let text = cannot_read(path, &kind.into()).text();
+            assert!(text.contains(next), "{text}");
+        }
     }
 
     #[test]

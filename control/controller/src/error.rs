@@ -24,6 +24,8 @@ pub(crate) enum Refusal {
     Denied(#[from] Denied),
     #[error("there is no group {name:?}")]
     UnknownGroup { name: String },
+    #[error("group {name:?} is {is}")]
+    OtherKind { name: String, is: &'static str },
     /// It may exist.
     #[error("group {name:?} is not known yet: {reason}")]
     NotKnown { name: String, reason: String },
@@ -242,7 +244,7 @@ impl Refusal {
         match self {
             Self::Invalid(_) => (Code::InvalidArgument, ""),
             Self::Denied(_) => (Code::PermissionDenied, ""),
-            Self::UnknownGroup { .. } => (Code::NotFound, "group"),
+            Self::UnknownGroup { .. } | Self::OtherKind { .. } => (Code::NotFound, "group"),
             Self::NotKnown { .. } => (Code::Unavailable, "group"),
             Self::JoinedElsewhere { .. } => (Code::Unavailable, ""),
             Self::WrongStore { .. } => (Code::FailedPrecondition, "name"),

@@ -47,6 +47,7 @@ fn machine_name() -> String {
 
 /// The configuration with defaults filled in. A usage failure names the wrong port or option.
 pub fn dataplane_config(config: &SwitchConfig) -> Outcome<DataplaneConfig> {
+    config.check_sizes()?;
     let ports = config
         .port_specs()?
         .into_iter()

@@ -268,7 +268,7 @@ impl ReplicateCommand {
 
 impl ServeCommand {
     fn run(self, output: Output, stop: &Stop) -> Outcome {
-        Ready::check(self.ready_file.as_deref())?;
+        Ready::clear(self.ready_file.as_deref())?;
         let mut rnic = self.host.device.open()?;
         let ip = rnic.attributes().ip.to_string();
         let config = ServerConfig {

@@ -490,7 +490,14 @@ impl Controller {
                 let reason = match phase {
                     Failed => state.reason.clone(),
                     _ if state.any_source() != api::AnySource::Unspecified => {
-                        "one of its members has left, or is back with a new connection".to_owned()
+                        // Who has left without a word is not known any more.
+                        let left = state.members.iter().filter(|m| m.host != host);
+                        left.filter_map(|m| Some((&m.host, &m.received.as_ref()?.lacks)))
+                            .find(|(_, lacks)| !lacks.is_empty())
+                            .map_or_else(
+                                || "one of its members has left, or is back with a new connection".to_owned(),
+                                |(left, why)| format!("{left} has left: {why}"),
+                            )
                     }
                     _ if *source == host => {
                         format!("all receivers have left, or {host} was away for longer than its lease")
@@ -580,6 +587,16 @@ mod tests {
             let evicted = lost_out("h2", phase, Expected, "it is cut off").expect("it is out");
             assert_eq!(evicted.to_string(), "h2 was put out of group g: it is cut off");
         }
+        let mut any = state(Expected);
+        any.set_phase(Registered);
+        any.set_any_source(api::AnySource::Bridged);
+        let reason = |any: &api::GroupState| member("h2").lost_by(any).expect("it has ended").to_string();
+        assert!(reason(&any).contains("one of its members has left"));
+        any.members[0].received = Some(api::Received {
+            bytes: 7,
+            lacks: "its disk is full".into(),
+        });
+        assert!(reason(&any).contains("h1 has left: its disk is full"));
         let gone = lost("h4", Registered, Expected);
         assert!(matches!(gone, Some(MemberError::Evicted { .. })), "{gone:?}");
     }

@@ -183,8 +183,16 @@ impl Core {
 
     fn of_kind<K>(&self, name: &str, kind: fn(&Record) -> Option<&K>) -> Result<(&Entry, &K), Refusal> {
         let entry = self.group(name)?;
-        let kind = kind(entry.record()).ok_or_else(|| Refusal::UnknownGroup { name: name.into() })?;
-        Ok((entry, kind))
+        match kind(entry.record()) {
+            Some(kind) => Ok((entry, kind)),
+            None => Err(Refusal::OtherKind {
+                name: name.into(),
+                is: match entry.record().collective() {
+                    Some(_) => "a job, whose ranks call collectives",
+                    None => "a multicast group, no job",
+                },
+            }),
+        }
     }
 
     pub(crate) fn collective_by_mcst_id(&self, mcst_id: &str) -> Option<(&Entry, &Collective)> {

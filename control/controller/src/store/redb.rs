@@ -403,6 +403,7 @@ fn advice(error: &redb::Error) -> &'static str {
     let error = match error {
         redb::Error::Io(error) => error,
         redb::Error::Corrupted(_) => return ": move it away, then castnet store import it from a copy",
+        redb::Error::DatabaseAlreadyOpen => return " See that no other controller has the same store",
         _ => return "",
     };
     match error.kind() {

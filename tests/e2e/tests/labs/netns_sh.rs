@@ -644,6 +644,24 @@ fn what_is_wrong_with_a_lab_is_named() -> Result<()> {
         out.stdout.is_empty() && text.contains(&format!("no lab {}", lab.name)),
         "{out:?}"
     );
+    for ranks in ["0", "x", "08", "-1"] {
+        for verb in ["allreduce", "bench"] {
+            let out = lab.command(verb, &[]).env("RANKS", ranks).output()?;
+            let text = String::from_utf8_lossy(&out.stderr);
+            ensure!(
+                !out.status.success() && text.contains(&format!("not \"{ranks}\"")),
+                "{verb}: {text}"
+            );
+        }
+    }
+    for name in ["switch/", "../castnet-switch", "a b", "."] {
+        let out = lab.command("status", &[]).env("LAB", name).output()?;
+        let text = String::from_utf8_lossy(&out.stderr);
+        ensure!(
+            !out.status.success() && text.contains("letters, digits"),
+            "{name}: {text}"
+        );
+    }
     // Without the refusal, this verb would do no harm to a service of this machine.
     for service in ["switch", "controller"] {
         let out = lab.command("status", &[]).env("LAB", service).output()?;

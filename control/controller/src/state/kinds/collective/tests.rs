@@ -276,6 +276,8 @@ fn ranks_join_and_come_back_with_a_time_out_that_they_may_not_choose() {
     }
 
     core.seat_rank(join("job", 0, 2, ""), "h0").map(drop).unwrap();
+    let refusal = core.multicast("job").map(drop).unwrap_err().to_string();
+    assert_eq!(refusal, "group \"job\" is a job, whose ranks call collectives");
     core.try_change("job", |r| match &mut r.kind {
         Kind::Collective(group) => group.settings.ack_timeout_us = 524,
         Kind::Multicast(_) => unreachable!(),
