@@ -100,6 +100,9 @@ impl Core {
     pub(crate) fn settle(&mut self, name: &str) -> Result<(), Refusal> {
         // A group that is gone has no more steps.
         while let Some(event) = self.groups.get(name).and_then(|e| follows(e.record())) {
+            if self.must_wait(name, event) {
+                break;
+            }
             self.one_step(name, event, None)?;
         }
         Ok(())
@@ -332,6 +335,7 @@ impl Core {
         if let Some(entry) = self.groups.remove(name) {
             self.timers.cancel(&Owner::Group(name.into()));
             self.effects.extend(told_gone(&entry));
+            self.departed.note(entry.record());
             let plan = entry.record().plan.as_ref();
             if plan.is_some_and(|plan| plan.refinement.is_some()) {
                 multicast_routes::sweep_soon(self);

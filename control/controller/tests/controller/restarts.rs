@@ -192,44 +192,66 @@ async fn a_group_whose_record_does_not_read_is_set_apart() {
     let store = RedbStore::open(path).unwrap();
     import(&store, &text, true, 1).await.unwrap();
     store.close().await.unwrap();
-    let (_controller, client) = lab.start().await;
+    let (controller, client) = lab.start().await;
     reaches(&client, "k", Active).await;
-    let is_gone = || lab.switch("leaf0").groups() == ["k.1", "new.1"];
-    until("it is removed", is_gone).await;
+    // Only a request to destroy destroys.
+    assert_eq!(lab.switch("leaf0").groups(), ["g.1", "k.1", "new.1"]);
+    refused(client.try_get("g").await, Code::Unavailable, "has rules of it");
+    assert!(
+        client
+            .purge(&controller.owner())
+            .await
+            .contains(&"leaf0 g".into())
+    );
+    assert_eq!(lab.switch("leaf0").groups(), ["k.1", "new.1"]);
+    refused(client.try_get("g").await, Code::NotFound, "");
 }
 
 #[tokio::test(start_paused = true)]
-async fn strangers_rules_stay_and_orphans_of_ours_go() {
+async fn rules_stay_that_the_store_does_not_explain_and_what_it_does_not_want_goes() {
     let (lab, controller, client) = two_tiers().await;
     client.create(lab.given("g", &["h0", "h2"], 17)).await;
+    client.create(lab.given("local", &["h0", "h1"], 18)).await;
     let owner = controller.owner().to_string();
     controller.stop().await;
-    let put = |mcst_id: &str, name: &str, owner: &str| {
+    let put = |switch: &str, mcst_id: &str, name: &str, owner: &str| {
         let group = v1::GroupRule {
             mcst_id: mcst_id.into(),
             name: name.into(),
             generation: 1,
             ..Default::default()
         };
-        lab.switch("leaf0")
+        lab.switch(switch)
             .with(|t| t.groups.insert(mcst_id.into(), (group, owner.into())));
     };
-    put("10.9.0.1", "from-a-file", "");
-    put("10.9.0.2", "of-another", "controller-0");
-    put("10.9.0.3", "orphan", &owner);
-    // And one of ours is missing.
+    put("leaf0", "10.9.0.1", "from-a-file", "");
+    put("leaf0", "10.9.0.2", "of-another", "controller-0");
+    put("leaf0", "10.9.0.3", "orphan", &owner);
+    // One of ours is missing, and one of a known group is where it is not wanted.
     lab.switch("leaf1").with(|t| t.groups.clear());
+    put("leaf1", "10.200.0.2", "local", &owner);
 
-    let (_controller, mut client) = lab.start().await;
+    let (controller, mut client) = lab.start().await;
     // Both were settled before any of this was confirmed.
     let installed = |group: &v1::Group| group.tree.iter().all(|n| n.installed);
     let mut events = Events::of(&client).await;
     while !installed(&reaches(&client, "g", Active).await) {
         events.group("g", Active).await;
     }
-    let expected = ["g.1", "from-a-file.1", "of-another.1"];
+    let expected = ["g.1", "local.1", "from-a-file.1", "of-another.1", "orphan.1"];
     assert_eq!(lab.switch("leaf0").groups(), expected);
     assert_eq!(lab.switch("leaf1").groups(), ["g.1"]);
+    // It may be a group that runs: its name is taken, and operators see it.
+    refused(
+        client.try_get("orphan").await,
+        Code::Unavailable,
+        "leaf0 has rules",
+    );
+    let again = client.create_group(creation("orphan", &["h0", "h2"])).await;
+    refused(again, Code::Unavailable, "leaf0 has rules");
+    let of_switches = client.switches().await.into_iter();
+    let unknown: Vec<_> = of_switches.flat_map(|s| s.unknown_groups).collect();
+    assert_eq!(unknown, ["orphan"]);
     // A group cannot have the address of a stranger, where its tree does not pass that switch either.
     let wanted = v1::CreateGroupRequest {
         mcst_id: Some("10.9.0.1".into()),
@@ -237,6 +259,9 @@ async fn strangers_rules_stay_and_orphans_of_ours_go() {
     };
     let answer = client.create_group(wanted).await;
     refused(answer, Code::AlreadyExists, "on switch leaf0");
+    assert_eq!(client.purge(&controller.owner()).await, ["leaf0 orphan"]);
+    assert_eq!(lab.switch("leaf0").groups(), expected[..4]);
+    refused(client.try_get("orphan").await, Code::NotFound, "");
 }
 
 /// Somebody removes a rule of ours by hand: it comes back.
