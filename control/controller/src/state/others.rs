@@ -3,8 +3,8 @@
 //! A controller on an empty store knows of no group. Where switches have groups of other controllers, the store may be the wrong one (a
 //! mistyped path is enough), and those groups its own. So until an operator says that the store is meant to be new, it creates none, and
 //! tells nobody that a group is gone. A controller on a store with groups may be on the wrong one as well: who has joined at another controller
-//! is not told by it that its group is gone, before an operator has purged the groups of that one. Rules of this controller that its store does not
-//! explain (`unexplained.rs`) are treated like those of others.
+//! is not told by it that its group is gone, before an operator has purged the groups of that one. Rules of this controller that its
+//! store does not explain (`unexplained.rs`) are treated like those of others.
 
 use std::collections::{BTreeMap, BTreeSet};
 

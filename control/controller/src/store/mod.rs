@@ -132,6 +132,14 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// The store fails, or an entry has another version than expected; then nothing is written.
     async fn commit(&self, batch: Batch) -> Result<(), StoreError>;
 
+    /// Fails if the next start would not find what was written, as the file was moved or cut. Called now and then while nothing is written.
+    ///
+    /// # Errors
+    /// What was found.
+    async fn check(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// Releases the store for another controller. Later calls fail.
     ///
     /// # Errors

@@ -1,7 +1,10 @@
 //! Controllers that are killed, switches that restart or go away: what is wanted comes about all the same.
 
+use std::time::Duration;
+
 use crate::common::{
-    Calls, Events, Lab, creation, destruction, reaches, refused, refused_field, start, two_tiers, until,
+    Calls, Client, Events, Lab, creation, destruction, in_time, reaches, refused, refused_field, start,
+    two_tiers, until,
 };
 use castnet_controller::store::content::{export, import};
 use castnet_controller::store::redb::{RedbStore, content};
@@ -155,6 +158,47 @@ async fn a_store_that_was_moved_away_is_not_replaced_at_a_reload() {
     assert!(refused.contains(says), "{refused}");
     std::fs::rename(&backup, path).unwrap();
     controller.check(&config).unwrap();
+}
+
+/// Waits until what is shown of a failure of the store is so.
+async fn store_failure_is(client: &Client, wanted: impl Fn(&str) -> bool) {
+    let looks = async {
+        while !wanted(&client.topology().await.store_failure) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    in_time(looks).await;
+}
+
+/// What is answered would be gone at the next start.
+#[tokio::test(start_paused = true)]
+async fn while_its_store_is_moved_away_or_cut_a_controller_takes_no_changes() {
+    let (lab, _controller, mut client) = two_tiers().await;
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
+    let path = lab.config.store.clone().unwrap();
+    let aside = lab.folder.path().join("aside");
+    std::fs::rename(&path, &aside).unwrap();
+    let moved = client.create_group(creation("k", &["h0", "h2"])).await;
+    refused(moved, Code::Internal, "No such file or directory");
+    std::fs::copy(&aside, &path).unwrap();
+    let copied = client.create_group(creation("k", &["h0", "h2"])).await;
+    refused(copied, Code::Internal, "controller.redb: I/O error: ");
+    store_failure_is(&client, |why| why.contains("another file stands there now")).await;
+    std::fs::rename(&aside, &path).unwrap();
+    store_failure_is(&client, str::is_empty).await;
+    client.create(creation("k", &["h0", "h2"])).await;
+
+    // That is noticed without a change.
+    let whole = std::fs::read(&path).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(whole.len() as u64 / 2).unwrap();
+    store_failure_is(&client, |why| why.contains("it was cut from")).await;
+    let cut = client.create_group(creation("l", &["h0", "h2"])).await;
+    refused(cut, Code::Internal, "restore it from a copy");
+    std::fs::write(&path, whole).unwrap();
+    store_failure_is(&client, str::is_empty).await;
+    client.create(creation("l", &["h0", "h2"])).await;
+    lab.all_did(&["+g.1"], "");
 }
 
 /// A record of the store does not read: the others go on, and nothing is taken from the members of that group.
