@@ -162,6 +162,11 @@ impl Store for RedbStore {
             .await
     }
 
+    fn identity(&self) -> Option<String> {
+        let identity = self.0.state.lock().identity();
+        identity.map(|(device, inode)| format!("{device}:{inode}"))
+    }
+
     async fn check(&self) -> Result<(), StoreError> {
         self.blocking(|_, _, _| Ok(())).await
     }
