@@ -407,7 +407,13 @@ impl Core {
                     }
                 }
                 Some(None) if phase.has_run() && !record.kind.behaviour().outlives_switches() => {
-                    let reason = format!("switch {switch} has lost its part: it was restarted");
+                    // What is there until a switch is lost goes by no restart.
+                    let was_restarted = match entry.confirmed.contains(switch) {
+                        true => Some(false),
+                        false => self.were_restarted.get(switch).copied(),
+                    };
+                    let why = lost_by(was_restarted);
+                    let reason = format!("switch {switch} has lost its part: {why}");
                     let ending = Ending::failed(generation, None, Some(switch), reason);
                     self.try_step(name, Event::Lost, Some(ending));
                 }
@@ -482,6 +488,15 @@ impl Core {
         if let Err(error) = self.change(name, change) {
             tracing::error!(group = name, %error, "change failed");
         }
+    }
+}
+
+/// Why a switch does not have a part that it had.
+fn lost_by(was_restarted: Option<bool>) -> &'static str {
+    match was_restarted {
+        Some(true) => "it was restarted",
+        Some(false) => "somebody removed it there; its audit log says who",
+        None => "it was restarted, or somebody removed it there; its audit log says who",
     }
 }
 

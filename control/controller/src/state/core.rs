@@ -49,6 +49,8 @@ pub(crate) struct Core {
     warnings: Pace,
     /// Last report of each switch about itself, and what other owners use of it.
     pub(crate) capabilities: BTreeMap<String, (v1::Capabilities, Usage)>,
+    /// Whether a switch had been restarted when it last reported about itself; none at its first report.
+    pub(crate) were_restarted: BTreeMap<String, bool>,
     pub(crate) groups: Groups,
     pub(crate) written_off: AllWrittenOff,
     /// Groups whose records in the store do not read, and why. What switches have of them stays as it is.
@@ -113,6 +115,7 @@ impl Core {
             late_joins: Pace::new(64, Duration::from_millis(250)),
             warnings: Pace::new(64, Duration::from_secs(1)),
             capabilities: BTreeMap::new(),
+            were_restarted: BTreeMap::new(),
             groups,
             written_off: stored.written_off,
             others: Others::new(stored.is_new && is_stored, may_be_older, switches),
