@@ -106,8 +106,8 @@ impl Others {
         switch.map(String::as_str)
     }
 
-    /// Takes what a switch has of this controller and the store does not explain, all of it, before [`Others::listed`]. Returns addresses that
-    /// have nothing of that any more, if anything has changed.
+    /// Takes what a switch has of this controller and the store does not explain, all of it, before [`Others::listed`]. Returns addresses
+    /// that have nothing of that any more, if anything has changed.
     pub(crate) fn set_unexplained(&mut self, switch: &str, found: Vec<Found>) -> Option<Vec<McstId>> {
         let found: BTreeMap<McstId, Found> = found.into_iter().map(|found| (found.mcst_id, found)).collect();
         let before = self.unexplained.remove(switch).unwrap_or_default();

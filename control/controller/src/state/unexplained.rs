@@ -1,9 +1,9 @@
 //! Rules on switches that have this controller as their owner, and of which its store does not say what they are.
 //!
-//! An older copy of a store does not have the groups that were created since, or has them in an earlier generation. A copy that was made in the
-//! term of the last controller has the next epoch, as the store itself has, so no fence sees it. So a switch loses a rule only if the store, or
-//! this controller itself, explains it: its group is there with this generation or a later one, was written off, or was removed since the start.
-//! All others stay as those of other owners do, until an operator purges them.
+//! An older copy of a store does not have the groups that were created since, or has them in an earlier generation. A copy that was made
+//! in the term of the last controller has the next epoch, as the store itself has, so no fence sees it. So a switch loses a rule only if
+//! the store, or this controller itself, explains it: its group is there with this generation or a later one, was written off, or was
+//! removed since the start. All others stay as those of other owners do, until an operator purges them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::Ipv4Addr;
@@ -16,8 +16,8 @@ use crate::state::{Core, Entry, Event, Phase, Record};
 /// Addresses of groups that are remembered after their end. A call that was held back comes within seconds.
 const DEPARTED_MAX: usize = 4096;
 
-/// Groups that this controller has removed since it started, by name and address, with their last generations: a call that was held back may
-/// install one of them after its removal.
+/// Groups that this controller has removed since it started, by name and address, with their last generations: a call that was held back
+/// may install one of them after its removal.
 #[derive(Default)]
 pub(crate) struct Departed {
     generations: BTreeMap<(String, McstId), u64>,
@@ -56,8 +56,8 @@ impl Departed {
 }
 
 impl Core {
-    /// Whether a rule of this controller on a switch stays because nobody knows what it is. What was so once stays so: a controller on the wrong
-    /// store may count its own generations on.
+    /// Whether a rule of this controller on a switch stays because nobody knows what it is. What was so once stays so: a controller on
+    /// the wrong store may count its own generations on.
     pub(crate) fn is_unexplained(&self, switch: &str, found: &Found) -> bool {
         self.others.unexplained_at(switch, found.mcst_id) == Some(found) || !self.explains(found)
     }
@@ -132,8 +132,8 @@ pub(crate) fn kept(found: &Found) -> String {
         group,
     } = found;
     format!(
-        "it has generation {generation} of group {group} at {mcst_id}, which the store of this controller does not have, and keeps it: castnet \
-         group purge shows how it is removed"
+        "it has generation {generation} of group {group} at {mcst_id}, which the store of this controller does not have, and keeps it: \
+         castnet group purge shows how it is removed"
     )
 }
 

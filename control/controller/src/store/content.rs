@@ -84,8 +84,8 @@ impl Document {
     }
 }
 
-/// Entries about the store itself, not its content: `probe`, the term, of which an import sets the epoch, the file where it began, and whether
-/// it was refused.
+/// Entries about the store itself, not its content: `probe`, the term, of which an import sets the epoch, the file where it began, and
+/// whether it was refused.
 fn is_passing(key: &Key) -> bool {
     key.table == Table::Meta && ["probe", "epoch", "instance", FILE, REFUSED].contains(&key.name.as_str())
 }

@@ -226,10 +226,10 @@ pub(crate) const REFUSED: &str = "refused";
 pub(crate) const FILE: &str = "file";
 
 impl Stored {
-    /// Reads everything for a controller that starts: a new store gets `owner`, and the term is the next one. If this
-    /// cannot be written, the controller has the term of the last one, unless that began on another file: this one is a copy then, and the
-    /// last controller may run. `may_continue`: no other controller has the store open. `init`: if it has no groups, this is meant. An entry of a group, a host or a McstID that does not read is set apart: the others
-    /// go on.
+    /// Reads everything for a controller that starts: a new store gets `owner`, and the term is the next one. If this cannot be written,
+    /// the controller has the term of the last one, unless that began on another file: this one is a copy then, and the last controller
+    /// may run. `may_continue`: no other controller has the store open. `init`: if it has no groups, this is meant. An entry of a group,
+    /// a host or a McstID that does not read is set apart: the others go on.
     ///
     /// # Errors
     /// The store fails, an entry about the controller cannot be decoded, or a switch has refused the last controller.
