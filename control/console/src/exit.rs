@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 
-use castnet_proto::transport::chain;
+use castnet_proto::transport::{chain, lost_connection};
 use serde::Serialize;
 
 use crate::files;
@@ -133,7 +133,7 @@ impl From<tonic::Status> for Failure {
     fn from(status: tonic::Status) -> Self {
         use tonic::Code;
         // The other side did not answer: the connection failed.
-        if let Some(cause) = std::error::Error::source(&status) {
+        if let Some(cause) = lost_connection(&status) {
             return Self::unreachable(format!("the call has no answer: {}", chain(cause)))
                 .next("see that the other side runs, speaks http:// or https:// as in the address, and accepts the certificate");
         }

@@ -39,6 +39,8 @@ const FAULT_MS_MAX: u64 = 4000;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Pause between looks.
 const LOOK: Duration = Duration::from_millis(50);
+/// By then controllers have looked at all switches, and removed what they can explain.
+const LOOKED: Duration = Duration::from_secs(5);
 /// Pause between two messages of the group that always runs.
 const PAUSE: Duration = Duration::from_millis(20);
 /// While no switch stops and no link of it is down, the group that always runs makes progress within this time.
@@ -552,8 +554,12 @@ impl World {
     }
 
     async fn ends(&self, name: &str) -> Result<(), String> {
+        let began = Instant::now();
         let ends = timeout(PATIENCE, async {
             loop {
+                if began.elapsed() > LOOKED {
+                    self.purge().await;
+                }
                 let (_, mut leader) = self.candidates.leader(None).await;
                 let found = found(&mut leader, name).await;
                 if found.is_err_and(|status| status.code() == Code::NotFound) {
@@ -570,6 +576,29 @@ impl World {
         ends.await.map_err(|_| format!("{name} does not end"))
     }
 
+    /// A call that was held may have installed a group after it was removed, and the controller that knew it may be gone. What the next one
+    /// cannot explain stays until an operator purges it.
+    async fn purge(&self) {
+        let (_, mut leader) = self.candidates.leader(None).await;
+        let all = v1::PurgeGroupsRequest::default();
+        let Ok(found) = leader.purge_groups(all).await else {
+            return;
+        };
+        let switches = found.into_inner().switches.into_iter();
+        let groups = switches.flat_map(|left| left.groups);
+        let own = groups.filter(|group| group.owner.starts_with("controller-"));
+        let owners: BTreeSet<String> = own.map(|group| group.owner).collect();
+        for owner in owners {
+            self.log
+                .line(format_args!("what {owner} cannot explain is purged"));
+            let owner = Some(owner);
+            let remove = true;
+            let _ = leader
+                .purge_groups(v1::PurgeGroupsRequest { owner, remove })
+                .await;
+        }
+    }
+
     /// A call that was held may have installed a group after it was removed: until the next look at the switch.
     async fn switches_have(&self, wanted: impl Fn(&[String]) -> bool) -> Result<(), String> {
         for (name, switch) in &self.switches {
@@ -578,6 +607,9 @@ impl World {
                 if began.elapsed() > PATIENCE {
                     let (groups, routes) = (switch.groups(), switch.routes());
                     return Err(format!("{name} has {groups:?} and {routes} routes at the end"));
+                }
+                if began.elapsed() > LOOKED {
+                    self.purge().await;
                 }
                 sleep(LOOK).await;
             }

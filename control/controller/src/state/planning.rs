@@ -42,7 +42,12 @@ impl Core {
             memory: used.saturating_sub(before.memory.max(now.memory)),
             groups: capabilities.groups.saturating_sub(before.groups.max(now.groups)),
         };
-        self.capabilities.insert(switch.into(), (capabilities, foreign));
+        let boot_id = capabilities.boot_id;
+        let before = self.capabilities.insert(switch.into(), (capabilities, foreign));
+        if let Some((before, _)) = before {
+            self.were_restarted
+                .insert(switch.into(), before.boot_id != boot_id);
+        }
     }
 
     /// What all groups use of a switch, without our group `but`.
