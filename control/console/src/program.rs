@@ -74,7 +74,13 @@ fn naming_variable(
 /// The variable with this value for a flag, as errors write it.
 fn variable_of(command: &Command, flag: &str, value: &str) -> Option<String> {
     let of = |arg: &Arg| {
-        let name = arg.get_env().filter(|_| arg.to_string() == flag)?;
+        let long = flag
+            .split_whitespace()
+            .next()
+            .and_then(|flag| flag.strip_prefix("--"));
+        let name = arg
+            .get_env()
+            .filter(|_| long.is_some() && arg.get_long() == long)?;
         let is_it = std::env::var_os(name).is_some_and(|set| set.to_string_lossy() == value);
         is_it.then(|| name.to_string_lossy().into_owned())
     };
