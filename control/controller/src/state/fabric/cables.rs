@@ -54,6 +54,12 @@ impl Facts {
                     && (self.file.is_none() || self.believes_lldp(switch, neighbour))
                 {
                     inner.insert((switch.as_str(), neighbour.port));
+                    // One end is enough: the other one may have been restarted a moment ago, and hears nobody yet.
+                    if self.believes_lldp(switch, neighbour)
+                        && let Some(End::Switch { port, .. }) = self.far_end(neighbour)
+                    {
+                        inner.insert((name.as_str(), port));
+                    }
                 }
             }
         }
@@ -101,7 +107,7 @@ impl Facts {
 
     /// Whether what LLDP says at a port is believed; a host could say that it is a switch. With a file it is where that has a switch or a
     /// splitter, and where it has nothing, if the other switch hears this port in return. Without one it is where the other switch hears
-    /// this port in return, has heard it while this one did, or has not reported yet.
+    /// nobody else at that port.
     pub(crate) fn believes_lldp(&self, switch: &str, neighbour: &NeighbourReport) -> bool {
         let near = End::port(switch, neighbour.port);
         let Some(file) = &self.file else {
@@ -121,15 +127,10 @@ impl Facts {
         let Who::Switch { name, .. } = &neighbour.who else {
             return false;
         };
-        let has_reported = self
-            .switches
-            .get(name)
-            .is_some_and(|(_, report)| !report.ports.is_empty());
-        let is_noted = || {
-            let far = self.far_end(neighbour);
-            far.is_some_and(|far| self.links.contains(&(near.clone(), far)))
-        };
-        name != near.node() && (!has_reported || self.is_heard(near, neighbour) || is_noted())
+        let far = self.far_end(neighbour);
+        let hears_other =
+            far.is_some_and(|far| self.heard_at(&far).any(|heard| heard.as_ref() != Some(near)));
+        name != near.node() && !hears_other
     }
 
     /// Whether the port that a neighbour says it is hears this one.
@@ -140,12 +141,19 @@ impl Facts {
 
     /// Whether a port hears another one by LLDP.
     fn hears(&self, near: &End, far: &End) -> bool {
-        let End::Switch { switch, port } = near else {
-            return false;
+        self.heard_at(near).any(|heard| heard.as_ref() == Some(far))
+    }
+
+    /// What a port hears by LLDP; `None`: a port that is not known.
+    fn heard_at(&self, near: &End) -> impl Iterator<Item = Option<End>> {
+        let at = match near {
+            End::Switch { switch, port } => self.switches.get(switch).map(|(_, report)| (report, *port)),
+            End::Host(_) => None,
         };
-        self.switches.get(switch).is_some_and(|(_, report)| {
-            let mut at_port = report.neighbours.iter().filter(|n| n.port == *port);
-            at_port.any(|n| self.far_end(n).as_ref() == Some(far))
+        let at_port = |n: &&NeighbourReport, port| n.port == port && matches!(n.who, Who::Switch { .. });
+        at.into_iter().flat_map(move |(report, port)| {
+            let heard = report.neighbours.iter().filter(move |n| at_port(n, port));
+            heard.map(|n| self.far_end(n))
         })
     }
 
