@@ -51,19 +51,7 @@ fn the_certificate_of_a_host_joins_as_that_host_and_does_nothing_else() {
             .assert()
             .success();
     }
-    let known = format!("sw=unix:{}", folder.path().join("nobody.sock").display());
-    let fixed = [
-        "controller",
-        "--listen",
-        "https://127.0.0.1:0",
-        "--operators",
-        "ops",
-        "--switch",
-        &known,
-    ];
-    let tls = flags("c1", &pki);
-    let args: Vec<&str> = fixed.into_iter().chain(tls.iter().map(String::as_str)).collect();
-    let controller = Service::start(&args);
+    let controller = controller(folder.path(), &pki);
     let address = controller.address.replace("127.0.0.1", "localhost");
     let run = |name: &str, args: &[&str]| run_as(name, args, &address, &pki);
 
@@ -117,6 +105,23 @@ fn the_certificate_of_a_host_joins_as_that_host_and_does_nothing_else() {
     );
 }
 
+/// A controller with the certificate `c1`, of a switch that is not there.
+fn controller(folder: &Path, pki: &Path) -> Service {
+    let known = format!("sw=unix:{}", folder.join("nobody.sock").display());
+    let fixed = [
+        "controller",
+        "--listen",
+        "https://127.0.0.1:0",
+        "--operators",
+        "ops",
+        "--switch",
+        &known,
+    ];
+    let tls = flags("c1", pki);
+    let args: Vec<&str> = fixed.into_iter().chain(tls.iter().map(String::as_str)).collect();
+    Service::start(&args)
+}
+
 /// A record of TLS with a ClientHello for a server of this name.
 fn client_hello(name: &[u8]) -> Vec<u8> {
     let sized = |bytes: &[u8]| {
@@ -155,19 +160,7 @@ fn what_libraries_think_of_a_client_is_not_logged() {
     let shown = pki.display().to_string();
     castnet().args(["pki", "init", &shown]).assert().success();
     castnet().args(["pki", "issue", &shown, "c1"]).assert().success();
-    let known = format!("sw=unix:{}", folder.path().join("nobody.sock").display());
-    let fixed = [
-        "controller",
-        "--listen",
-        "https://127.0.0.1:0",
-        "--operators",
-        "ops",
-        "--switch",
-        &known,
-    ];
-    let tls = flags("c1", &pki);
-    let args: Vec<&str> = fixed.into_iter().chain(tls.iter().map(String::as_str)).collect();
-    let controller = Service::start(&args);
+    let controller = controller(folder.path(), &pki);
     let address = controller.address.strip_prefix("https://").expect("TLS");
     let mut socket = TcpStream::connect(address).expect("it accepts");
     socket.set_read_timeout(Some(PATIENCE)).expect("set");

@@ -78,8 +78,6 @@ pub(crate) struct Facts {
     pub(crate) macs: BTreeSet<([u8; 6], String)>,
     /// Hosts that have reported and are not in the file.
     pub(crate) unfiled: BTreeSet<String>,
-    /// Without a file: the links that both ends have heard by LLDP, and one of them still hears. Each is here twice, from either end.
-    pub(crate) links: BTreeSet<(End, End)>,
 }
 
 /// Age in nanoseconds, switch and port.
@@ -598,7 +596,6 @@ pub(super) mod tests {
             report
                 .neighbours
                 .extend(far.map(|(far, port)| switch_seen(1, far, port)));
-            facts.note_links(switch);
         };
         let both = |a, b| Place::Ambiguous(vec![("a".into(), a), ("b".into(), b)]);
         let places = |facts: &Facts| (place(facts, "h1"), place(facts, "h2"));
@@ -624,7 +621,6 @@ pub(super) mod tests {
             let (_, a) = facts.switches.get_mut("a").unwrap();
             a.ports.extend([port("a2", 2)]);
             a.neighbours.insert(0, switch_seen(2, far, named));
-            facts.note_links("a");
             assert_eq!(
                 (place(&facts, "h1"), place(&facts, "h2")),
                 (at("a", 0), at("b", 0)),

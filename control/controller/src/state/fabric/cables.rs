@@ -47,25 +47,27 @@ impl Facts {
         let mut inner = BTreeSet::new();
         for (switch, (_, report)) in &self.switches {
             for neighbour in &report.neighbours {
-                // Without a file, what a host says takes out its own port at most.
-                if let Who::Switch { name, .. } = &neighbour.who
-                    && name != switch
-                    && self.switches.contains_key(name)
-                    && (self.file.is_none() || self.believes_lldp(switch, neighbour))
-                {
+                let Who::Switch { name, .. } = &neighbour.who else {
+                    continue;
+                };
+                if name == switch || !self.switches.contains_key(name) {
+                    continue;
+                }
+                // Without a file, what is not believed takes out its own port.
+                let is_believed = self.believes_lldp(switch, neighbour);
+                if is_believed || self.file.is_none() {
                     inner.insert((switch.as_str(), neighbour.port));
-                    // One end is enough: the other one may have been restarted a moment ago, and hears nobody yet.
-                    if self.believes_lldp(switch, neighbour)
-                        && let Some(End::Switch { port, .. }) = self.far_end(neighbour)
-                    {
-                        inner.insert((name.as_str(), port));
-                    }
+                }
+                // One end is enough: the other one may have been restarted a moment ago, and hears nobody yet.
+                let far = self.far_end(neighbour).filter(|_| is_believed);
+                if let Some(End::Switch { port, .. }) = far {
+                    inner.insert((name.as_str(), port));
                 }
             }
         }
         let filed = self.file.iter().flat_map(Topology::links);
         let filed = filed.map(|(_, link)| (&link.a, &link.b));
-        for ends in filed.chain(self.links.iter().map(|link| (&link.0, &link.1))) {
+        for ends in filed {
             if let (
                 End::Switch { switch, port },
                 End::Switch {
@@ -78,31 +80,6 @@ impl Facts {
             }
         }
         inner
-    }
-
-    /// Without a file: notes which links of a switch both ends have heard, and forgets those that no end hears any more. That one end
-    /// hears a noted link is enough: a restarted switch sees all hosts behind its neighbours before it receives their next LLDP frame.
-    pub(super) fn note_links(&mut self, switch: &str) {
-        let Some((_, report)) = self.switches.get(switch).filter(|_| self.file.is_none()) else {
-            return;
-        };
-        let first = (End::port(switch, 0), End::port("", 0));
-        let noted = self.links.range(first..);
-        let noted = noted.take_while(|(near, _)| near.node() == switch);
-        let is_gone = |(near, far): &&(End, End)| !self.hears(near, far) && !self.hears(far, near);
-        let gone: Vec<(End, End)> = noted.filter(is_gone).cloned().collect();
-        let heard = report.neighbours.iter();
-        let heard = heard.filter_map(|n| Some((End::port(switch, n.port), self.far_end(n)?)));
-        let is_link = |(near, far): &(End, End)| far.node() != switch && self.hears(far, near);
-        let new: Vec<(End, End)> = heard.filter(is_link).collect();
-        for (near, far) in gone {
-            self.links.remove(&(far.clone(), near.clone()));
-            self.links.remove(&(near, far));
-        }
-        for (near, far) in new {
-            self.links.insert((far.clone(), near.clone()));
-            self.links.insert((near, far));
-        }
     }
 
     /// Whether what LLDP says at a port is believed; a host could say that it is a switch. With a file it is where that has a switch or a

@@ -151,7 +151,6 @@ impl Fabric {
         let seen = by_age || ages && self.facts.sees_others(switch, &old);
         if ages || names {
             self.sightings.take();
-            self.facts.note_links(switch);
         }
         if seen || names {
             self.version += 1;
