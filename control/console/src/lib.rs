@@ -22,6 +22,7 @@ pub mod program;
 pub mod rate;
 pub mod service;
 pub mod settings;
+mod stderr;
 pub mod tree;
 pub mod units;
 pub mod watch;

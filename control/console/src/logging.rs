@@ -15,6 +15,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{fmt, reload};
 
 use crate::exit::{Failure, Outcome};
+use crate::stderr::Lines;
 
 /// Lines of one place in the code: hosts can cause some at will, such as of calls that are refused and of joins.
 const OF_PLACE: Limit = Limit::new(4096, Nanos::from_millis(250));
@@ -33,7 +34,7 @@ pub fn start(verbose: u8) -> Outcome {
     let lines = fmt::layer()
         .with_ansi(io::stderr().is_terminal())
         .with_target(verbose > 1)
-        .with_writer(|| Patient(io::stderr()));
+        .with_writer(|| Lines);
     tracing_subscriber::registry()
         .with(filter)
         .with(Sparing::new())
@@ -114,7 +115,8 @@ impl<S: Subscriber> Layer<S> for Sparing {
         let next = place.next(now);
         drop(places);
         if let Some(left_out) = next.filter(|left_out| *left_out > 0) {
-            let _ = writeln!(io::stderr(), "{left_out} lines like the next one were left out");
+            let text = format!("{left_out} lines like the next one were left out\n");
+            let _ = Lines.write_all(text.as_bytes());
         }
         next.is_some()
     }
@@ -130,20 +132,6 @@ impl Place {
                 None
             }
         }
-    }
-}
-
-/// A stderr whose errors are ignored.
-struct Patient(io::Stderr);
-
-impl Write for Patient {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let _ = self.0.write_all(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

@@ -12,6 +12,7 @@ use serde::{Serialize, Serializer};
 use terminal_size::terminal_size_of;
 
 use crate::exit::{self, Failure, Outcome};
+use crate::stderr::Lines;
 use crate::units::{bytes, count};
 
 /// Format of the output.
@@ -441,7 +442,7 @@ fn write_raw(text: &str) -> Outcome {
 /// Writes a remark for people to stderr.
 pub fn remark(text: &str) {
     // One write, so that lines of several processes do not mix.
-    let _ = io::stderr().write_all(format!("{}\n", printable(text)).as_bytes());
+    let _ = Lines.write_all(format!("{}\n", printable(text)).as_bytes());
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Readiness and signals of services.
 
 use std::fs::{File, Metadata, TryLockError};
-use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -15,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::exit::{self, Failure, Outcome};
 use crate::files::{self, Place};
-use crate::output::{Done, Output};
+use crate::output::{Done, Output, remark};
 
 /// 128 + SIGINT.
 const FORCED: i32 = 130;
@@ -90,10 +89,7 @@ impl Signals {
             };
             let _: Result<(), _> = tokio::time::timeout(AT_ONCE, rest).await;
             self.any().await;
-            let _ = writeln!(
-                std::io::stderr(),
-                "castnet: ended by force: not everything was put in order"
-            );
+            remark("castnet: ended by force: not everything was put in order");
             std::process::exit(FORCED);
         });
     }

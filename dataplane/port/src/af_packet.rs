@@ -22,6 +22,7 @@
 
 mod attachment;
 mod cut;
+mod held;
 mod join;
 mod offload;
 mod reattach;
@@ -49,7 +50,7 @@ use crate::port::{
 use crate::sleep::{Sleeper, WakeFile};
 use crate::spec::OpenError;
 pub use attachment::Detached;
-use offload::DisabledReceive;
+use held::Held;
 pub use offload::{Offload, has_offload, set_offloads};
 pub use reattach::Reattach;
 use sockets::{Interface, Receiver, Sockets};
@@ -91,6 +92,8 @@ pub struct AfPacketSpec {
     pub share_roce: bool,
     /// True to send runs of RoCE packets as super-frames.
     pub segmentation: bool,
+    /// True for the port of a switch: another switch that receives from the interface is refused. Two would forward each frame twice.
+    pub is_exclusive: bool,
     /// True to open the port without its interface: it is down until an [`InterfaceWatch`] finds one. Its Ethernet address is drawn, the same in
     /// all threads.
     pub is_absent: bool,
@@ -108,15 +111,18 @@ impl AfPacketSpec {
             keep_offloads: false,
             share_roce: false,
             segmentation: true,
+            is_exclusive: true,
             is_absent: false,
         }
     }
 
-    /// The defaults of one RNIC, whose windows limit the frames in flight: 256 and 64 frames unless configured.
+    /// The defaults of one RNIC, whose windows limit the frames in flight: 256 and 64 frames unless configured. Other RNICs may have the
+    /// interface, too.
     pub fn for_rnic(self) -> Self {
         Self {
             rx_frames: self.rx_frames.or(Some(256)),
             tx_frames: self.tx_frames.or(Some(64)),
+            is_exclusive: false,
             ..self
         }
     }
@@ -124,11 +130,11 @@ impl AfPacketSpec {
     /// Opens the port for the thread that owns `pool`.
     ///
     /// # Errors
-    /// The interface does not exist (unless it [`is_absent`](Self::is_absent)), the process has no permission, or the kernel rejected a step
-    /// of the setup.
+    /// The interface does not exist (unless it [`is_absent`](Self::is_absent)), another switch has it, the process has no permission, or the
+    /// kernel rejected a step of the setup.
     pub fn open(&self, pool: &Pool, sides: Sides) -> Result<AfPacketPort, OpenError> {
         let longest = pool.frame_max().saturating_sub(frame_max(0));
-        let mut disabled = None;
+        let mut held = None;
         let (mac, mtu, control, sockets) = match self.is_absent {
             true => {
                 let control = Arc::new(Interface::control(self)?);
@@ -138,12 +144,12 @@ impl AfPacketSpec {
             false => {
                 let interface = Interface::find(self)?;
                 let (mac, mtu) = (interface.mac, interface.mtu.min(longest));
-                disabled = DisabledReceive::new(self, sides, &interface, None);
+                held = Some(Held::new(self, sides, &interface, None)?);
                 let sockets = Sockets::open(self, sides, interface, mtu, mac)?;
                 (mac, mtu, sockets.control.clone(), Some(Box::new(sockets)))
             }
         };
-        let reattach = Reattach::new(self.clone(), sides, (mtu, mac), control, disabled);
+        let reattach = Reattach::new(self.clone(), sides, (mtu, mac), control, held);
         reattach.set_speed(sockets.as_ref().and_then(|_| reattach.read_speed()));
         Ok(AfPacketPort {
             interface: self.interface.clone(),

@@ -447,6 +447,19 @@ impl Facts {
         (mtu, up && reports.into_iter().all(|port| port.up))
     }
 
+    /// A remark about ports that are down: a host that is not seen may be at one of them.
+    pub(crate) fn ports_down(&self) -> String {
+        let ports = self.switches.iter().flat_map(|(switch, (_, report))| {
+            let down = report.ports.values().filter(|port| !port.up);
+            down.map(move |port| format!("{switch}:{}", port.name))
+        });
+        let ports: Vec<String> = ports.collect();
+        match ports.is_empty() {
+            true => String::new(),
+            false => format!("; ports that are down: {}", ports.join(", ")),
+        }
+    }
+
     fn port(&self, end: &End) -> Option<&PortReport> {
         match end {
             End::Switch { switch, port } => self.switches.get(switch)?.1.ports.get(port),
@@ -729,6 +742,7 @@ pub(super) mod tests {
             .unwrap()
             .up = false;
         assert!(!topology(&facts).connected("h1", "h2"));
+        assert_eq!(facts.ports_down(), "; ports that are down: a:a1");
     }
 
     #[test]

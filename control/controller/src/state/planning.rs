@@ -448,9 +448,10 @@ fn locate(
             Place::Unseen => {
                 let end = party.ends.map(|ends| &ends.endpoint);
                 format!(
-                    "host {host:?}{} was not seen yet; looked for its ARP at the ports without LLDP neighbours of {}",
+                    "host {host:?}{} was not seen yet; looked for its ARP at the ports without LLDP neighbours of {}{}",
                     end.map(|e| format!(" ({}, {})", e.ip, e.mac)).unwrap_or_default(),
-                    core.facts.switches.keys().cloned().collect::<Vec<_>>().join(", ")
+                    core.facts.switches.keys().cloned().collect::<Vec<_>>().join(", "),
+                    core.facts.ports_down()
                 )
             }
         };

@@ -192,6 +192,13 @@ async fn a_job_is_made_of_the_ranks_of_its_hosts() {
     first.until(CollectivePhase::Active).await;
     second.until(CollectivePhase::Active).await;
     denied(h2.try_get("job").await, &["see group \"job\""]);
+    // Nor does it learn how many ranks there are.
+    let beyond = v1::ExchangeRequest {
+        size: 12,
+        ..exchange(9)
+    };
+    denied(h2.exchange(beyond).await, &["exchange as rank 9"]);
+    denied(h2.leave_group(leave(9)).await, &["leave as rank 9"]);
     h1.get("job").await;
     let (mut a, mut b) = (h0.clone(), h1.clone());
     let (a, b) = tokio::join!(a.exchange(exchange(0)), b.exchange(exchange(1)));

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use castnet_wire::MacAddr;
 
 use super::AfPacketSpec;
-use super::offload::DisabledReceive;
+use super::held::Held;
 use super::sockets::{Interface, Sockets};
 use super::sys;
 use crate::port::Sides;
@@ -41,7 +41,7 @@ struct Mail {
     /// To be closed. `None` while sockets are offered, so the port's thread closes none.
     retired: Option<Box<Sockets>>,
     /// Of the interface that was attached last.
-    disabled: Option<DisabledReceive>,
+    held: Option<Held>,
 }
 
 /// For the port's thread. Nothing here blocks, allocates or closes a socket.
@@ -82,13 +82,13 @@ impl Reattach {
 
 /// For the thread that opens and closes sockets.
 impl Reattach {
-    /// `control` is that of the sockets in use, and `disabled` what was for them.
+    /// `control` is that of the sockets in use, and `held` of their interface.
     pub(super) fn new(
         spec: AfPacketSpec,
         sides: Sides,
         (mtu, mac): (usize, MacAddr),
         control: Arc<OwnedFd>,
-        disabled: Option<DisabledReceive>,
+        held: Option<Held>,
     ) -> Self {
         Self {
             spec,
@@ -102,7 +102,7 @@ impl Reattach {
                 control,
                 offered: None,
                 retired: None,
-                disabled,
+                held,
             }),
             waker: OnceLock::new(),
         }
@@ -120,13 +120,13 @@ impl Reattach {
     pub(super) fn open(&self) -> Result<Box<Sockets>, OpenError> {
         let interface = Interface::find(&self.spec)?;
         // Not while the port waits for the lock.
-        let known = self.mail().disabled.take();
-        let disabled = DisabledReceive::new(&self.spec, self.sides, &interface, known);
-        self.mail().disabled = disabled;
+        let known = self.mail().held.take();
+        let held = Held::new(&self.spec, self.sides, &interface, known)?;
+        self.mail().held = Some(held);
         let sockets =
             Sockets::open(&self.spec, self.sides, interface, self.mtu, self.mac).inspect_err(|_| {
                 // The port does not have the interface.
-                let unused = self.mail().disabled.take();
+                let unused = self.mail().held.take();
                 drop(unused);
             })?;
         match sockets.are_on(self.name()) {
@@ -143,14 +143,14 @@ impl Reattach {
             .map(|new| std::mem::replace(&mut mail.control, new.control.clone()));
         let unused = mail.offered.replace(sockets);
         let retired = mail.retired.take();
-        let disabled = match is_left {
-            true => mail.disabled.take(),
+        let held = match is_left {
+            true => mail.held.take(),
             false => None,
         };
         self.is_offered.store(true, Ordering::Release);
         drop(mail);
         // Closing them takes long.
-        drop((control, unused, retired, disabled));
+        drop((control, unused, retired, held));
     }
 
     /// True if the port has returned sockets that must be closed.

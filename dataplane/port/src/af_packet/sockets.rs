@@ -52,7 +52,7 @@ impl Interface {
 }
 
 /// The error of a step of the setup.
-fn failed<'a>(
+pub(super) fn failed<'a>(
     spec: &'a AfPacketSpec,
     step: &'static str,
     hint: &'static str,

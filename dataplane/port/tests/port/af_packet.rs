@@ -416,6 +416,24 @@ fn open_errors_name_the_reason() {
     });
 }
 
+/// Two switches that were started on one interface forwarded each frame twice, without a word.
+#[test]
+fn an_interface_has_one_switch_and_any_number_of_hosts() {
+    in_namespace(|| {
+        veth("v0", "v1", 1500);
+        let pool = pool();
+        let switch = open("v0", &pool);
+        let error = AfPacketSpec::new("v0").open(&pool, Sides::Both).unwrap_err();
+        assert!(matches!(error, OpenError::HasSwitch { .. }), "{error}");
+        let sender = AfPacketSpec::new("v0").open(&pool, Sides::Send).unwrap();
+        let host = || AfPacketSpec::new("v0").for_rnic().open(&pool, Sides::Both).unwrap();
+        let others = [open("v1", &pool), host(), host(), sender];
+        drop(switch);
+        open("v0", &pool);
+        drop(others);
+    });
+}
+
 /// A port that fails to open, and one side that only sends, leave it as it is, too.
 #[test]
 fn the_receive_offload_is_off_while_a_port_receives_and_then_as_it_was() {
