@@ -138,6 +138,7 @@ impl Engine {
         }
         engine.bridge.fdb_full_reported = self.bridge.fdb_full_reported;
         engine.bridge.lldp_at = self.bridge.lldp_at;
+        engine.bridge.lldp_fresh = self.bridge.lldp_fresh;
         engine.bridge.lldp_answers = self.bridge.lldp_answers;
         engine.bridge.ageing_at = self.bridge.ageing_at;
     }

@@ -26,22 +26,23 @@ pub(crate) const ANSWERS: Limit = Limit::new(5, Nanos::from_secs(1));
 
 impl Bridge {
     pub(crate) fn send_lldp<E: Egress, O: Observer>(
-        &self,
+        &mut self,
         cx: &mut Cx<'_, E, O>,
         output: &mut Output,
         interval: Nanos,
     ) {
-        let config = &self.config;
+        let config = self.config.clone();
         let ttl_secs = interval
             .0
             .saturating_mul(HOLD)
             .div_ceil(1_000_000_000)
-            .clamp(1, u16::MAX.into()) as u16;
+            .clamp(1, (u16::MAX - 1).into()) as u16;
         for port in config.ports.iter().filter(|p| output.ports.up.contains(p.id)) {
             let lldp = Lldp {
                 chassis: LldpId::Mac(config.mac),
                 port: LldpId::Text(cut(&port.name, PORT_MAX)),
-                ttl_secs,
+                // A neighbour that has known this switch before it was started sees that something is new, and answers at once.
+                ttl_secs: ttl_secs + u16::from(self.lldp_fresh.contains(port.id)),
                 system_name: cut(&config.switch, SYSTEM_MAX),
             };
             let mut bytes = [0; FRAME_MAX];
@@ -51,6 +52,7 @@ impl Bridge {
                 Some(frame) => {
                     output.counters.totals.originated += 1;
                     cx.send(&mut output.counters, port.id, frame);
+                    self.lldp_fresh = self.lldp_fresh.without(port.id);
                 }
                 None => output.counters.totals.copies_lost += 1,
             }

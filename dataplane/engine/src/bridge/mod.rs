@@ -38,6 +38,8 @@ pub(crate) struct Bridge {
     pub(crate) flows: Flows,
     pub(crate) neighbours: Neighbours,
     pub(crate) lldp_at: Option<Nanos>,
+    /// Ports that have sent no LLDP since they came up.
+    pub(crate) lldp_fresh: PortSet,
     pub(crate) lldp_answers: Limit,
     pub(crate) ageing_at: Option<Nanos>,
     pub(crate) registrations: Registrations,
@@ -53,6 +55,7 @@ impl Bridge {
             flows: Flows::new(config.flows),
             neighbours: Neighbours::new(config.neighbours_max, ageing, seed),
             lldp_at: config.lldp_interval.map(|_| Nanos::ZERO),
+            lldp_fresh: PortSet::ALL,
             lldp_answers: ANSWERS,
             ageing_at: None,
             registrations: Registrations::new(config.registration.as_ref()),
@@ -105,6 +108,7 @@ impl Bridge {
         if !came.is_empty() && self.lldp_at.is_some() {
             self.lldp_at = Some(now);
         }
+        self.lldp_fresh = self.lldp_fresh.or(came);
         ports.up = up;
         for (port, mtu) in &tables.mtus {
             ports.set_mtu(*port, *mtu);

@@ -417,7 +417,7 @@ fn lldp_is_sent_by_every_port_and_what_comes_in_is_remembered_not_forwarded() {
             (lldp.chassis, lldp.port),
             (LldpId::Mac(port_mac(0)), LldpId::Text(&format!("p{n}")))
         );
-        assert_eq!((lldp.system_name, lldp.ttl_secs), ("s1", 120));
+        assert_eq!((lldp.system_name, lldp.ttl_secs), ("s1", 121));
     }
     let mut theirs = vec![0; 256];
     let lldp = Lldp {
@@ -453,6 +453,46 @@ fn lldp_is_sent_by_every_port_and_what_comes_in_is_remembered_not_forwarded() {
     );
     assert_eq!(ttl, Nanos::from_secs(120));
     assert_conserved(&e);
+}
+
+/// A neighbour that had known the switch answered up to half a minute after its restart: it was without links to switches for so long.
+#[test]
+fn a_switch_that_was_started_again_hears_its_neighbours_at_once() {
+    let started = |system: &str| {
+        let config = EngineConfig {
+            lldp_interval: Some(Nanos::from_secs(30)),
+            switch: system.into(),
+            ..config(1)
+        };
+        Engine::new(config).unwrap()
+    };
+    let (mut a, mut b) = (started("a"), started("b"));
+    /// Returns the number of frames until nobody has more to say.
+    fn talk(a: &mut Engine, b: &mut Engine, now: Nanos) -> usize {
+        let mut sent = 0;
+        for iteration in 0..16 {
+            let (from, to) = match iteration % 2 {
+                0 => (&mut *a, &mut *b),
+                _ => (&mut *b, &mut *a),
+            };
+            let mut egress = PlainEgress::default();
+            if from.poll_timeout().is_some_and(|at| at <= now) {
+                from.handle_timeout(now, &mut egress);
+            }
+            for (_, frame) in taken(egress) {
+                feed(to, now, 0, &frame);
+                sent += 1;
+            }
+        }
+        sent
+    }
+    assert!((2..6).contains(&talk(&mut a, &mut b, T0)));
+    let now = T0 + Nanos::from_secs(7);
+    assert_eq!(talk(&mut a, &mut b, now), 0);
+    let mut a = started("a");
+    assert!((2..6).contains(&talk(&mut a, &mut b, now)));
+    assert_eq!(a.neighbours(now).count(), 1);
+    assert_eq!(talk(&mut a, &mut b, now), 0, "nothing is new any more");
 }
 
 fn routed(e: &mut Engine, frame: &DataFrame) -> Vec<(usize, Vec<u8>)> {
