@@ -38,8 +38,11 @@ pub enum OpenError {
         "no permission to open a raw socket on `{interface}`: needs CAP_NET_RAW; run as root, or `setcap cap_net_raw+ep` the program"
     )]
     NoPermission { interface: String },
-    /// Another switch receives from the interface.
-    #[error("another switch has `{interface}`: `ss -xap | grep castnet/port/{index}` shows its process")]
+    /// Another port of a switch receives from the interface.
+    #[error(
+        "`{interface}` is another switch's already, or another port's of this one under another name: `ss -xap | grep castnet/port/{index}` \
+         shows the process"
+    )]
     HasSwitch { interface: String, index: u32 },
     /// The kernel rejected a step of the setup.
     #[error("cannot set up `{interface}` ({step}): {source}; {hint}")]

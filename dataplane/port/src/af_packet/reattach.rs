@@ -181,6 +181,11 @@ impl Reattach {
         sys::bound_to(&self.mail().control)
     }
 
+    /// The name of an interface. Needs no further file descriptor, as that of the C library does.
+    pub(super) fn name_of(&self, index: u32) -> Option<String> {
+        sys::name(&self.mail().control, index)
+    }
+
     pub(super) fn name(&self) -> &str {
         &self.spec.interface
     }

@@ -438,7 +438,8 @@ pub(super) fn is_named(fd: &OwnedFd, index: u32, interface: &str) -> Option<bool
 
 /// The name of the interface with this index.
 pub(super) fn name(fd: &OwnedFd, index: u32) -> Option<String> {
-    String::from_utf8(name_bytes(fd, index)?.collect()).ok()
+    let name: Vec<u8> = name_bytes(fd, index)?.collect();
+    Some(String::from_utf8_lossy(&name).into_owned())
 }
 
 fn name_bytes(fd: &OwnedFd, index: u32) -> Option<impl Iterator<Item = u8>> {

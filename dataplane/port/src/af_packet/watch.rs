@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use castnet_wire::Nanos;
 use nix::errno::Errno;
-use nix::net::if_::if_indextoname;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
 };
@@ -143,11 +142,7 @@ impl WatchedPort {
     /// Reads the kernel's state.
     fn sight(&self) -> Option<Sight> {
         let first = self.sides.first()?;
-        let name_of = |index| {
-            // nix gives an empty name where there is no such interface.
-            let name = if_indextoname(index).ok().filter(|name| !name.is_empty())?;
-            Some((index, name.to_string_lossy().into_owned()))
-        };
+        let name_of = |index| Some((index, first.name_of(index)?));
         let read = || {
             let bound = first.bound_to();
             let is_one = self.sides.iter().all(|side| side.bound_to() == bound);

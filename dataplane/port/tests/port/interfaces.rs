@@ -1,6 +1,7 @@
 //! Interfaces that are deleted, renamed and made again under a port, in new network namespaces. Needs root; otherwise the tests
 //! report that they are skipped.
 
+use std::fs::File;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -236,7 +237,9 @@ fn old_sockets_send_nothing_to_a_new_interface_with_the_old_index() {
         for end in ["v0", "v1"] {
             ip(&format!("link set {end} up"));
         }
-        let (mut new, mut far) = (open("v0", &pool), open("v1", &pool));
+        // The old port has the claim of a switch to this index.
+        let mut new = AfPacketSpec::new("v0").for_rnic().open(&pool, Sides::Both).unwrap();
+        let mut far = open("v1", &pool);
         let mut at_far = sleeper_for(&mut far);
         let start = Instant::now();
         while !new.is_up() {
@@ -286,6 +289,24 @@ fn a_port_whose_interface_is_renamed_is_down_and_leaves_it_alone() {
         assert!(!merges("v0"));
         drop(scene);
         assert!(merges("v0"));
+    });
+}
+
+/// The C library needs a descriptor to read a name. Clients that took all of them took the ports of a switch down.
+#[test]
+fn a_port_stays_up_without_descriptors() {
+    in_namespace(|| {
+        // The table of this thread alone.
+        unshare(CloneFlags::CLONE_FILES).unwrap();
+        veth("v0", "v1", 1500);
+        let mut port = open("v0", &pool());
+        let mut watch = InterfaceWatch::new(vec![vec![port.reattach().unwrap()]]).unwrap();
+        let null = File::open("/dev/null").unwrap();
+        let all: Vec<File> = std::iter::from_fn(|| null.try_clone().ok()).collect();
+        watch.poll(Nanos::ZERO, &mut |_, detached| panic!("{detached:?}"));
+        port.poll(Nanos::ZERO);
+        assert!(port.is_up());
+        drop(all);
     });
 }
 
@@ -339,7 +360,8 @@ fn a_port_learns_the_speed_of_its_interface_from_the_watch() {
         let pool = pool();
         let port = open("tap0", &pool);
         let sender = AfPacketSpec::new("tap0").open(&pool, Sides::Send).unwrap();
-        let unwatched = open("tap0", &pool);
+        let unwatched = AfPacketSpec::new("tap0").for_rnic();
+        let unwatched = unwatched.open(&pool, Sides::Both).unwrap();
         let before = port.speed_mbps();
         let sides = [&port, &sender].map(|port| port.reattach().unwrap());
         let mut watch = InterfaceWatch::new(vec![sides.into()]).unwrap();
