@@ -208,7 +208,7 @@ pub(crate) fn down(core: &Core, entry: &Entry) -> Vec<DownLink> {
                     let far = (name.as_str(), back.port.index() as u8);
                     let why = silent_port(facts, near)
                         .or_else(|| silent_port(facts, far))
-                        .or_else(|| unheard(facts, near, far));
+                        .or_else(|| unheard(core, near, far));
                     let name = || format!("link {} - {}", End::port(switch, near.1), End::port(name, far.1));
                     all.extend(why.map(|why| down(name(), why)));
                 }
@@ -228,8 +228,13 @@ pub(crate) fn silent_port(facts: &Facts, (switch, port): (&str, u8)) -> Option<S
     Some(format!("port {} of switch {switch} has no link", port.name))
 }
 
-/// Without a file, a link is up while one end receives the LLDP of the other. Unreachable switches do not count.
-fn unheard(facts: &Facts, near: (&str, u8), far: (&str, u8)) -> Option<String> {
+/// Without a file, a link is up while one end receives the LLDP of the other. Unreachable switches do not count, nor does a link over which
+/// this controller never knew of any: it was planned with a file, and an ordinary switch is between its ends.
+fn unheard(core: &Core, near: (&str, u8), far: (&str, u8)) -> Option<String> {
+    let (facts, signs) = (&core.facts, &core.signs);
+    if facts.file.is_some() || !(signs.has_heard(near.0, far.0) || signs.has_heard(far.0, near.0)) {
+        return None;
+    }
     let hears = |at: (&str, u8), other: (&str, u8)| match facts.switches.get(at.0) {
         Some((Reach::Up, report)) => Some(
             report
@@ -241,7 +246,7 @@ fn unheard(facts: &Facts, near: (&str, u8), far: (&str, u8)) -> Option<String> {
     };
     let (one, other) = (hears(near, far), hears(far, near));
     let nobody = one != Some(true) && other != Some(true) && (one.is_some() || other.is_some());
-    (facts.file.is_none() && nobody).then(|| "nothing was heard over it by LLDP for too long".into())
+    nobody.then(|| "nothing was heard over it by LLDP for too long".into())
 }
 
 #[cfg(test)]

@@ -60,6 +60,12 @@ impl Signs {
         groups.insert(group.into());
     }
 
+    /// Whether a switch has heard another one since this controller began.
+    pub(crate) fn has_heard(&self, by: &str, switch: &str) -> bool {
+        let heard = self.heard.get(switch);
+        heard.is_some_and(|by_whom| by_whom.contains_key(by))
+    }
+
     /// Whether a neighbour has heard it since its agent cannot be reached.
     fn lives(&self, switch: &str) -> bool {
         let heard = self.heard.get(switch).into_iter().flat_map(BTreeMap::values);
