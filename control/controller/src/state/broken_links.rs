@@ -252,6 +252,7 @@ fn unheard(core: &Core, near: (&str, u8), far: (&str, u8)) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::core::tests::core;
     use crate::state::fabric::{NeighbourReport, PortReport, SwitchReport};
 
     fn report(neighbour: Option<&str>, up: bool) -> (Reach, SwitchReport) {
@@ -283,24 +284,47 @@ mod tests {
         }
     }
 
+    /// Both ends have heard the other one before.
+    fn core_with(facts: Facts) -> Core {
+        let mut core = core(|_| {});
+        core.facts = self::facts(report(Some("b"), true), report(Some("a"), true));
+        for (by, other) in [("a", "b"), ("b", "a")] {
+            let (_, heard) = report(Some(other), true);
+            core.signs.report(&core.facts, by, &heard, core.now);
+        }
+        core.facts = facts;
+        core
+    }
+
     #[test]
     fn one_ends_word_keeps_a_link_and_silence_of_all_who_speak_ends_it() {
-        let unheard = |facts: &Facts| unheard(facts, ("a", 7), ("b", 7)).is_some();
-        assert!(!unheard(&facts(report(Some("b"), true), report(None, true))));
-        assert!(!unheard(&facts(report(None, true), report(Some("a"), true))));
-        assert!(unheard(&facts(report(None, true), report(None, true))));
+        let at = [("a", 7), ("b", 7)];
+        let unheard = |a, b| unheard(&core_with(facts(a, b)), at[0], at[1]).is_some();
+        assert!(!unheard(report(Some("b"), true), report(None, true)));
+        assert!(!unheard(report(None, true), report(Some("a"), true)));
+        assert!(unheard(report(None, true), report(None, true)));
         assert!(
-            unheard(&facts(report(Some("c"), true), report(None, true))),
+            unheard(report(Some("c"), true), report(None, true)),
             "somebody else"
         );
         // A switch that is away may have heard what it wants.
         let away = |neighbour| (Reach::Down("gone".into()), report(neighbour, true).1);
-        assert!(unheard(&facts(report(None, true), away(Some("a")))));
-        assert!(!unheard(&facts(report(Some("b"), true), away(None))));
-        assert!(!unheard(&facts(away(None), away(None))), "nobody says anything");
-        let mut filed = facts(report(None, true), report(None, true));
-        filed.file = Some(castnet_topology::Topology::star(2).unwrap());
-        assert!(!unheard(&filed), "a file's links need no LLDP");
+        assert!(unheard(report(None, true), away(Some("a"))));
+        assert!(!unheard(report(Some("b"), true), away(None)));
+        assert!(!unheard(away(None), away(None)), "nobody says anything");
+        let silent = || facts(report(None, true), report(None, true));
+        let mut filed = core_with(silent());
+        filed.facts.file = Some(castnet_topology::Topology::star(2).unwrap());
+        let says = super::unheard(&filed, at[0], at[1]);
+        assert_eq!(says, None, "a file's links need no LLDP");
+    }
+
+    /// A controller that was started again without its topology file ended jobs whose switches are joined by ordinary switches.
+    #[test]
+    fn a_link_over_which_nothing_was_ever_heard_is_not_down() {
+        let mut core = core(|_| {});
+        core.facts = facts(report(None, true), report(None, true));
+        assert_eq!(unheard(&core, ("a", 7), ("b", 7)), None);
     }
 
     #[test]
