@@ -56,8 +56,9 @@ type Identity = (u64, u64);
 #[derive(Debug)]
 enum State {
     Open(Database, Identity),
-    /// To be opened again, whichever file has the name then. These entries get their values back.
-    Failed(Before),
+    /// To be opened again, whichever file has the name then. These entries get their values back. Until then the one that failed keeps
+    /// others out.
+    Failed(Before, Option<Database>),
     /// That of the file that was open, if one was.
     Closed(Option<Identity>),
 }
@@ -67,7 +68,7 @@ impl State {
     fn identity(&self) -> Option<Identity> {
         match self {
             Self::Open(_, identity) => Some(*identity),
-            Self::Failed(_) => None,
+            Self::Failed(..) => None,
             Self::Closed(identity) => *identity,
         }
     }
@@ -279,7 +280,7 @@ impl File {
     ) -> Result<T, StoreError> {
         let mut state = self.state.lock();
         // Stays so if `act` panics: then the database is dropped.
-        let (database, identity) = match std::mem::replace(&mut *state, State::Failed(Before::new())) {
+        let (database, identity) = match std::mem::replace(&mut *state, State::Failed(Before::new(), None)) {
             State::Open(database, identity) => match self.check_same(identity) {
                 Ok(()) => (database, identity),
                 // It stays open: it may be put back.
@@ -288,13 +289,16 @@ impl File {
                     return Err(error);
                 }
             },
-            State::Failed(before) => match self.reopen(&before) {
-                Ok(opened) => opened,
-                Err(error) => {
-                    *state = State::Failed(before);
-                    return Err(error);
+            State::Failed(before, failed) => {
+                drop(failed);
+                match self.reopen(&before) {
+                    Ok(opened) => opened,
+                    Err(error) => {
+                        *state = State::Failed(before, None);
+                        return Err(error);
+                    }
                 }
-            },
+            }
             State::Closed(identity) => {
                 *state = State::Closed(identity);
                 return Err(StoreError::Closed { store: self.name() });
@@ -305,7 +309,7 @@ impl File {
         let length = std::fs::metadata(&self.path).map_or(0, |there| there.len());
         self.length.store(length, Ordering::Relaxed);
         *state = match done {
-            Err(StoreError::Failed { .. }) => State::Failed(before),
+            Err(StoreError::Failed { .. }) => State::Failed(before, Some(database)),
             _ => State::Open(database, identity),
         };
         done
@@ -495,6 +499,24 @@ mod tests {
         assert!(matches!(failed.await, Err(StoreError::Failed { .. })));
         assert_eq!(store.load().await.unwrap(), before);
         store.commit([write("a", 1)].into()).await.unwrap();
+    }
+
+    /// On a full disk, a second controller, or an import, took the store of one that ran.
+    #[tokio::test]
+    async fn a_store_that_has_failed_is_in_use() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c.redb");
+        let store = RedbStore::open(&path).unwrap();
+        let failed = store.blocking(|file, _, _| {
+            file.attempt(None, || -> Result<(), redb::Error> {
+                Err(redb::Error::PreviousIo)
+            })
+        });
+        assert!(matches!(failed.await, Err(StoreError::Failed { .. })));
+        let refused = RedbStore::open(&path).unwrap_err().to_string();
+        assert!(refused.contains("no other controller has the same store"), "{refused}");
+        assert!(content(&path).is_err());
+        store.commit([write("a", 0)].into()).await.unwrap();
     }
 
     #[test]
