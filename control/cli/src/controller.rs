@@ -202,7 +202,10 @@ fn in_file(error: StartError, file: Option<&Path>) -> StartError {
 
 fn failure(error: StartError) -> Failure {
     match error {
-        StartError::Config(_) | StartError::AuditLog { .. } | StartError::Kept(_) => Failure::usage(error),
+        StartError::Config(_)
+        | StartError::AuditLog { .. }
+        | StartError::Kept(_)
+        | StartError::SwitchInUse { .. } => Failure::usage(error),
         StartError::Store(StoreError::Refused { .. }) => Failure::failed(error).next(
             "use the store of the other controller; or stop that one, and give this store a larger epoch (groups that it does not know are removed):\n\
              castnet store export ..., then castnet store import --force ...",

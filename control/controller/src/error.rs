@@ -350,4 +350,10 @@ pub enum StartError {
     /// What a running controller keeps is to change.
     #[error("{0} is another one than at the start: that takes a restart")]
     Kept(&'static str),
+    /// A switch of the running controller is not in the configuration, and has groups.
+    #[error(
+        "switches: {switch:?} is missing, and has group {group:?}: keep it until its groups are gone; to give up a switch that is gone for \
+         good, restart the controller"
+    )]
+    SwitchInUse { switch: String, group: String },
 }

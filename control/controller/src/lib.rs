@@ -164,7 +164,7 @@ impl Controller {
     /// Whether it may go on with this configuration.
     ///
     /// # Errors
-    /// The configuration contradicts itself, or changes what a running controller keeps.
+    /// The configuration contradicts itself, changes what a running controller keeps, or lacks a switch that has groups.
     pub fn check(&self, config: &Config) -> Result<(), StartError> {
         config.check()?;
         let now = &self.config;
@@ -184,6 +184,11 @@ impl Controller {
         // It would not begin again on its store.
         if let Some(epoch) = self.present.lock().as_ref().and_then(|now| now.refused_epoch()) {
             return Err(StoreError::Refused { epoch }.into());
+        }
+        let shared = self.present.lock().clone();
+        let used = shared.as_ref().and_then(|now| now.lock().used_beside(&config.switches));
+        if let Some((switch, group)) = used {
+            return Err(StartError::SwitchInUse { switch, group });
         }
         // It is closed and opened again.
         match &self.file {

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use castnet_wire::McstId;
 use serde::{Deserialize, Serialize};
 
+use crate::config::SwitchConfig;
 use crate::error::Refusal;
 use crate::state::{After, Core, Phase};
 
@@ -87,6 +88,19 @@ impl Core {
     pub(crate) fn forget_other_switches(&mut self) {
         let config = self.config.clone();
         self.not_written_off(|name, _| config.switches.iter().all(|switch| switch.name != name));
+    }
+
+    /// A switch that these do not have, and a group that it has to have.
+    pub(crate) fn used_beside(&self, switches: &[SwitchConfig]) -> Option<(String, String)> {
+        let missing = |own: &&SwitchConfig| switches.iter().all(|switch| switch.name != own.name);
+        self.config.switches.iter().filter(missing).find_map(|own| {
+            let has = |name: &String| {
+                let entry = self.groups.get(name);
+                entry.is_some_and(|entry| entry.record().wanted_rule(&own.name).is_some())
+            };
+            let group = self.groups.on_switch(&own.name).into_iter().find(has)?;
+            Some((own.name.clone(), group))
+        })
     }
 
     fn not_written_off(&mut self, is_clean: impl Fn(&str, McstId) -> bool) -> bool {

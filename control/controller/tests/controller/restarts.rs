@@ -160,6 +160,27 @@ async fn a_store_that_was_moved_away_is_not_replaced_at_a_reload() {
     controller.check(&config).unwrap();
 }
 
+/// A mistyped name: the groups there counted as removed, and their addresses were given to others.
+#[tokio::test(start_paused = true)]
+async fn a_reload_drops_no_switch_that_has_groups() {
+    let (lab, controller, client) = two_tiers().await;
+    let mut config = Config {
+        listen: controller.address().unwrap().clone(),
+        topology: None,
+        ..lab.config.clone()
+    };
+    let spine = config.switches.iter_mut().find(|s| s.name == "spine0").unwrap();
+    spine.name = "spien0".into();
+    controller.check(&config).unwrap();
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
+    reaches(&client, "g", Active).await;
+    let refused = controller.check(&config).unwrap_err().to_string();
+    let says = "switches: \"spine0\" is missing, and has group \"g\": keep it";
+    assert!(refused.starts_with(says), "{refused}");
+    client.destroy("g").await;
+    controller.check(&config).unwrap();
+}
+
 /// Waits until what is shown of a failure of the store is so.
 async fn store_failure_is(client: &Client, wanted: impl Fn(&str) -> bool) {
     let looks = async {
