@@ -104,6 +104,7 @@ impl Deadline {
         let at = wait.map(|span| tokio::time::Instant::now() + span.0);
         // From now on: a signal between two items must not be lost.
         let signals = Signals::catch()?;
+        signals.end_soon();
         Ok(Self {
             at,
             started: Instant::now(),

@@ -158,12 +158,13 @@ fn usage(error: &clap::Error) -> Failure {
     }
 }
 
-/// Runs a client: one thread is enough for requests.
+/// Runs a client: one thread is enough for requests. Another one has the signals, as the first may wait for a reader.
 ///
 /// # Errors
 /// Those of `work`.
 pub fn client(work: impl Future<Output = Outcome>) -> Outcome {
-    tokio::runtime::Builder::new_current_thread()
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
         .enable_all()
         .build()?
         .block_on(work)

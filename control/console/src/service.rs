@@ -22,6 +22,9 @@ const FORCED: i32 = 130;
 /// Signals within this time of the first one are one with it. Nobody presses a key twice that fast and means both.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
+/// What a client needs at most, after a signal, to write what it has.
+const SOON: Duration = Duration::from_secs(2);
+
 /// Catches SIGINT, SIGTERM, SIGQUIT, and SIGHUP, which a closed terminal sends. SIGUSR1 and SIGUSR2 do nothing: they mean nothing here, and
 /// by default they end a process with nothing put in order.
 #[derive(Debug)]
@@ -89,8 +92,17 @@ impl Signals {
             };
             let _: Result<(), _> = tokio::time::timeout(AT_ONCE, rest).await;
             self.any().await;
-            remark("castnet: ended by force: not everything was put in order");
-            std::process::exit(FORCED);
+            end_by_force();
+        });
+    }
+
+    /// Ends the process a while after a signal if it is still there: it may write to a pipe whose reader stands still.
+    pub fn end_soon(&self) {
+        let mut signals = Self(self.0.clone());
+        tokio::spawn(async move {
+            signals.any().await;
+            tokio::time::sleep(SOON).await;
+            end_by_force();
         });
     }
 
@@ -101,6 +113,11 @@ impl Signals {
             std::future::pending().await
         }
     }
+}
+
+fn end_by_force() -> ! {
+    remark("castnet: ended by force: not everything was put in order");
+    std::process::exit(FORCED)
 }
 
 /// `None` if the process ignores the signal since its start, as SIGHUP under nohup(1).

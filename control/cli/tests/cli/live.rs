@@ -1,12 +1,13 @@
 //! Commands against running services: a switch on memory links, which need no privileges, and a controller. Readiness is
 //! waited for by reading what the services print; nothing here sleeps.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command as Process, Stdio};
 use std::time::Instant;
 
 use assert_cmd::Command;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -170,6 +171,38 @@ fn a_signal_ends_a_program_that_waits_for_the_other_end_of_a_pipe() {
         );
         assert!(said.contains("stopped by a signal"), "{args:?}: {said}");
     }
+}
+
+/// `timeout` and supervisors waited for ever for a program whose reader stood still.
+#[test]
+fn a_signal_ends_a_program_that_waits_for_its_reader() {
+    let folder = folder();
+    let switch = Service::switch(folder.path());
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    // Full.
+    let set = |flags| fcntl(&writer, FcntlArg::F_SETFL(flags)).expect("a flag");
+    set(OFlag::O_NONBLOCK);
+    while (&writer).write(&[b'x'; 4096]).is_ok() {}
+    set(OFlag::empty());
+    let mut child = Process::new(castnet().get_program())
+        .args(["events", "--agent", &switch.address])
+        .stdout(writer)
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    while !has_signal(child.id(), "SigCgt:", Signal::SIGTERM) {
+        std::thread::yield_now();
+    }
+    ask(&["group", "destroy", "weights"], &switch);
+    // write(2) to stdout.
+    let call = format!("/proc/{}/syscall", child.id());
+    while !std::fs::read_to_string(&call).is_ok_and(|call| call.starts_with("1 0x1 ")) {
+        assert!(child.try_wait().expect("a child").is_none());
+        std::thread::yield_now();
+    }
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("it is there");
+    assert_eq!(child.wait().expect("it ends").code(), Some(130));
+    drop(reader);
 }
 
 /// No call waits for the reader of a pipe: it is opened before the switch is asked.
