@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use castnet_group::{DEFAULT_MEMBER_STALL_MS, Description, Distribution, MulticastSettings, StallPolicy};
 use castnet_rules::{
-    DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, Ipv4Net, LANES_MAX, RepairRule, ambiguous_name,
+    DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, Ipv4Net, LANES_MAX, MRP_PREFIX, RepairRule,
+    ambiguous_name,
 };
 use castnet_wire::{AnySource, DropReason, FrameFilter, McstId, Pmtu, PortId, Psn, RateLimit};
 
@@ -328,11 +329,15 @@ pub(super) fn lanes(value: u32) -> Result<Option<u8>, FaultKind> {
 
 const LANES_WHY: &str = "is no number of lanes: a group has 1 to 16";
 
-/// The name of a new group must be no address; with lanes, it must leave space for the suffix of a lane.
+/// The name of a new group must be no address, and none of a group of MRP; with lanes, it must leave space for the suffix of a lane.
 pub(super) fn laned_name(name: &str, lanes: Option<u8>) -> Result<(), FaultKind> {
     let why = "characters are too many: 61 in a group of several lanes";
     if let Some(kind) = ambiguous_name(name) {
         return Err(kind);
+    }
+    if name.starts_with(MRP_PREFIX) {
+        let expected = "a name for this group: names that begin with \"mrp-\" are those of groups that hosts register with MRP";
+        return Err(bad_text(name, expected));
     }
     match name.len() {
         length if length > LANED_NAME_LENGTH_MAX && lanes > Some(1) => Err(out_of_range(length, why)),
