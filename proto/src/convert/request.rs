@@ -345,6 +345,11 @@ pub(super) fn laned_name(name: &str, lanes: Option<u8>) -> Result<(), FaultKind>
     }
 }
 
+/// Checks the name of a new group. A fault names `field`.
+pub fn check_new_name(field: &str, name: &str, lanes: u8) -> Result<(), Invalid> {
+    laned_name(name, Some(lanes)).map_err(|kind| Invalid::one(field, kind))
+}
+
 /// Checks that a member has one connection per lane. A fault names `more_lanes` below `field`.
 pub fn one_end_each(field: &str, ends: usize, lanes: u8) -> Result<(), Invalid> {
     if ends == usize::from(lanes) {
