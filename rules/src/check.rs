@@ -417,6 +417,10 @@ fn bad_name(name: &str) -> Option<FaultKind> {
     (!length_fits || !is_printable).then(|| FaultKind::BadName { name: name.into() })
 }
 
+/// The names of groups that hosts register with MRP begin with this. No group of a controller has such a name: on a switch, it would keep
+/// the registration out.
+pub const MRP_PREFIX: &str = "mrp-";
+
 /// The fault of a name that no new group gets: a command would take it for a McstID, or a program for a folder.
 pub fn ambiguous_name(name: &str) -> Option<FaultKind> {
     let is_ambiguous = matches!(name, "." | "..") || name.parse::<Ipv4Addr>().is_ok();

@@ -35,7 +35,7 @@ pub mod text;
 
 pub use castnet_toml_reader::Faults;
 pub use castnet_wire::{AnySource, BitRate, CollectiveMode, LossPolicy, RateLimit, StragglerPolicy};
-pub use check::{Unread, ambiguous_name, bad_burst, check_routes, is_replicable};
+pub use check::{MRP_PREFIX, Unread, ambiguous_name, bad_burst, check_routes, is_replicable};
 pub use fault::{Fault, FaultKind};
 pub use generate::{COLLECTIVE_EXAMPLE, FORWARDING_EXAMPLE, TWO_TIER_EXAMPLE};
 pub use group::{

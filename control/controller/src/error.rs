@@ -2,7 +2,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use castnet_proto::access::Denied;
+use castnet_proto::access::{Caller, Denied, Role};
 use castnet_proto::convert::{Invalid, refuse};
 use castnet_proto::term::joined_elsewhere;
 use castnet_proto::transport::TransportError;
@@ -54,13 +54,15 @@ pub(crate) enum Refusal {
         given: String,
         known: String,
     },
-    #[error("{ip} is the address of host {host:?}")]
+    /// `host` is empty where who asks may not know which one.
+    #[error("{ip} is the address of {}", host_text(.host))]
     AddressTaken {
         field: String,
         ip: Ipv4Addr,
         host: String,
     },
-    #[error("{mac} is the Ethernet address of host {host:?}")]
+    /// As for [`Self::AddressTaken`].
+    #[error("{mac} is the Ethernet address of {}", host_text(.host))]
     MacTaken { mac: MacAddr, host: String },
     #[error("there is no host {host:?}")]
     NoHost { host: String },
@@ -239,6 +241,18 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
+    /// As this caller may see it: a host does not learn who else has an address.
+    pub(crate) fn told_to(self, caller: &Caller) -> Self {
+        let host = String::new();
+        match self {
+            Self::AddressTaken { field, ip, .. } if caller.role == Role::Host => {
+                Self::AddressTaken { field, ip, host }
+            }
+            Self::MacTaken { mac, .. } if caller.role == Role::Host => Self::MacTaken { mac, host },
+            other => other,
+        }
+    }
+
     /// The status code, and the field of the request at fault; may be empty.
     fn code_and_field(&self) -> (Code, &str) {
         match self {
@@ -302,6 +316,14 @@ impl Refusal {
             Self::TooLarge { .. } => (Code::ResourceExhausted, "size"),
             Self::StoreBehind { .. } | Self::Stopping => (Code::Unavailable, ""),
         }
+    }
+}
+
+/// `host "h1"`; of an empty name `another host`.
+fn host_text(host: &str) -> String {
+    match host {
+        "" => "another host".into(),
+        host => format!("host {host:?}"),
     }
 }
 

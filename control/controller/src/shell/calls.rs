@@ -140,7 +140,13 @@ impl StandingCall for Attendance {
 
     async fn look(&mut self) -> Result<Seen<RankState>, Refusal> {
         self.changes.mark_seen();
-        let (seen, generation) = self.shared.read(|core| self.seated.seen(core)).await?;
+        let (follow, seated) = (&self.changes.follow, &self.seated);
+        let look = |core: &Core| match follow.is_there(core) {
+            true => seated.seen(core),
+            // The name may be that of a later job.
+            false => (Seen::Nothing, seated.generation),
+        };
+        let (seen, generation) = self.shared.read(look).await?;
         self.seated.generation = generation;
         Ok(seen)
     }
@@ -298,6 +304,7 @@ impl Shared {
 mod tests {
     use super::*;
     use crate::shell::shared::tests::{end_batch, shared};
+    use crate::state::Ending;
     use crate::state::core::tests::join;
     use crate::state::journal::WAITING_MAX;
 
@@ -315,5 +322,27 @@ mod tests {
         end_batch(&shared);
         assert!(call("b").is_ok());
         drop(first);
+    }
+
+    /// A host that once was in a job, and was slow to take its states, saw the ranks of others in a later job of that name.
+    #[tokio::test]
+    async fn a_call_does_not_see_a_later_job_of_the_same_name() {
+        let shared = shared();
+        let mut old = shared.lock().init(join("job", 0, 2, ""), "h0").unwrap();
+        end_batch(&shared);
+        assert!(matches!(old.look().await, Ok(Seen::State(_))));
+        shared.lock().forget("job").unwrap();
+        end_batch(&shared);
+        {
+            let mut core = shared.lock();
+            let mut other = join("job", 2, 3, "");
+            (other.rank, other.size) = (0, 2);
+            core.seat_rank(other, "h2").map(drop).unwrap();
+            core.seat_rank(join("job", 1, 2, ""), "h1").map(drop).unwrap();
+            let ending = Ending::failed(1, None, None, "a link is down".into());
+            core.change("job", |r| r.ended = Some(ending)).unwrap();
+        }
+        end_batch(&shared);
+        assert!(matches!(old.look().await, Ok(Seen::Nothing)));
     }
 }

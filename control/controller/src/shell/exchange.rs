@@ -16,9 +16,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::Refusal;
+use crate::state::Record;
 use crate::state::access::check_size;
 use crate::state::kinds::collective::secret::Secret;
-use crate::state::{Collective, Record};
 
 /// Maximum bytes of all blobs, each counted once.
 const BYTES_MAX: usize = 256 << 20;
@@ -275,8 +275,7 @@ impl Exchanges {
     /// may be repeated. `None`: the group is forgotten, and with it the seats of its members.
     pub(crate) fn forget_strangers(&self, name: &str, record: Option<&Record>) {
         let open = &mut *self.0.lock();
-        let group = record.and_then(Record::collective);
-        let secret = group.and_then(Collective::secret_of_ranks);
+        let secret = record.and_then(Record::secret_of_ranks);
         // Most groups have no rounds.
         let seats = |among| LazyCell::new(move || record?.seats(among, 0));
         let (ranks, members) = (seats(ExchangeAmong::Unspecified), seats(ExchangeAmong::Members));
@@ -342,7 +341,7 @@ mod tests {
     use crate::state::core::tests::{core, join};
     use crate::state::kinds::multicast::outside::Outside as OutsideReceiver;
     use crate::state::kinds::multicast::record::Diverted;
-    use crate::state::{Kind, Multicast};
+    use crate::state::{Collective, Kind, Multicast};
     use crate::store::StoreError;
 
     fn caller(name: Option<&str>) -> Arc<Caller> {

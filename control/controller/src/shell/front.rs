@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use castnet_proto::access::Caller;
 use castnet_proto::term::{joined_at, not_leading};
 use castnet_proto::v1::controller_server::ControllerServer;
 use http_body_util::BodyExt;
@@ -91,7 +92,12 @@ impl Answers<http::Request<Body>> for Front {
             }
         };
         let known = joined_at(request.headers()).map_err(Refusal::from);
-        let known = known.and_then(|joined| joined.map_or(Ok(()), |joined| shared.check_joined(&joined)));
+        let caller = request.extensions().get::<Arc<Caller>>();
+        let asks = caller.map_or("", |caller| caller.identity());
+        let known = known.and_then(|joined| match joined {
+            Some(joined) => shared.check_joined(&joined, asks),
+            None => Ok(()),
+        });
         if let Err(refused) = known {
             return Box::pin(async move { Ok(Status::from(refused).into_http()) });
         }

@@ -229,7 +229,8 @@ impl Controller for Service {
             };
             core.join(&request.group, host, ends, how)
         };
-        let mut join = self.stored(join).await?;
+        let join = self.stored(join).await;
+        let mut join = join.map_err(|refused| refused.told_to(&caller))?;
         join.brief = request.brief;
         self.following(join)
     }
@@ -427,7 +428,8 @@ impl Controller for Service {
             core.check_itself(&caller, &host, None)?;
             core.register(&host)
         };
-        self.stored(register).await?;
+        let registered = self.stored(register).await;
+        registered.map_err(|refused| refused.told_to(&caller))?;
         self.read(|core| {
             let known = view::host(core, &host.name);
             let host = Some(known.ok_or_else(|| Invalid::missing("name", "a host"))?);
@@ -510,7 +512,8 @@ impl Controller for Service {
             core.check_itself(&caller, &join.endpoint, Some(&join.job))?;
             core.init(join, caller.identity())
         };
-        let mut attendance = self.stored(init).await?;
+        let attendance = self.stored(init).await;
+        let mut attendance = attendance.map_err(|refused| refused.told_to(&caller))?;
         attendance.differences = differences;
         self.following(attendance)
     }

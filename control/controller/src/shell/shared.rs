@@ -195,8 +195,9 @@ impl Shared {
         let _ = tokio::time::timeout(self.config.timeouts.switch, told).await;
     }
 
-    /// Fails if this controller may not know what became of a group that was joined at the controller of this term.
-    pub(crate) fn check_joined(&self, joined: &v1::ControllerTerm) -> Result<(), Refusal> {
+    /// Fails if this controller may not know what became of a group that was joined at the controller of this term. `asks`: the client that
+    /// says so.
+    pub(crate) fn check_joined(&self, joined: &v1::ControllerTerm, asks: &str) -> Result<(), Refusal> {
         let v1::ControllerTerm {
             owner,
             epoch,
@@ -212,7 +213,7 @@ impl Shared {
         } else if of == owner && later == *epoch && joined.instance != *instance {
             format!("that controller and this one run on copies of the store of owner {of}: stop one of them")
         // What is in memory alone ends with its controller.
-        } else if of == owner || joined.in_memory || self.core.lock().others.are_gone(of) {
+        } else if of == owner || joined.in_memory || self.core.lock().others.are_gone(of, asks) {
             return Ok(());
         } else {
             format!(

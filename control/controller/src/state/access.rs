@@ -211,6 +211,7 @@ mod tests {
 
     use castnet_proto::transport::Peer;
     use castnet_topology::{End, Topology};
+    use tonic::Status;
 
     use super::*;
     use crate::state::HostRecord;
@@ -287,6 +288,29 @@ mod tests {
         assert!(!is_refused(&core, &host("h0"), &taken));
         let of_h1 = join("job", 1, 2, "").endpoint;
         assert!(!is_refused(&core, &host("h1"), &of_h1));
+    }
+
+    /// Refusals told each host who has which address.
+    #[test]
+    fn a_host_is_not_told_who_has_the_address_that_it_may_not_take() {
+        let mut core = core(|_| {});
+        let (own, other) = (join("job", 0, 2, "").endpoint, join("job", 1, 2, ""));
+        let HostEndpoint { ip, mac, .. } = other.endpoint;
+        core.seat_rank(other, "h1").map(drop).unwrap();
+        let operator = Caller::new(host("ops").peer, Role::Operator);
+        for taken in [
+            HostEndpoint { ip, ..own.clone() },
+            HostEndpoint { mac, ..own.clone() },
+        ] {
+            let told = |caller: &Caller| {
+                let refused = core.check_itself(&host("h0"), &taken, None).unwrap_err();
+                Status::from(refused.told_to(caller)).message().to_owned()
+            };
+            let (to_host, to_operator) = (told(&host("h0")), told(&operator));
+            assert!(to_host.ends_with("address of another host"), "{to_host}");
+            assert!(!to_host.contains("h1"), "{to_host}");
+            assert!(to_operator.ends_with("address of host \"h1\""), "{to_operator}");
+        }
     }
 
     /// The file says who it is, or by which port the host comes that it was seen with.

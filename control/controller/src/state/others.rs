@@ -24,12 +24,15 @@ pub(crate) struct Others {
     unexplained: BTreeMap<String, BTreeMap<McstId, Found>>,
     /// Owners whose groups an operator has purged.
     purged: BTreeSet<String>,
-    /// Owners that the log has named because their members asked here. A client can invent owners, so their number is bounded.
-    asked_for: BTreeSet<String>,
+    /// Owners that the log has named because their members asked here, with who asked first. A client can invent owners, so their number is
+    /// bounded, and that of each client.
+    asked_for: BTreeMap<String, String>,
 }
 
 /// Most owners in the log.
-const ASKED_FOR_MAX: usize = 16;
+const ASKED_FOR_MAX: usize = 256;
+/// Most of them that one client has named first.
+const ASKED_FOR_BY_ONE_MAX: usize = 4;
 
 struct On {
     mcst_ids: BTreeSet<McstId>,
@@ -46,7 +49,7 @@ impl Others {
             on: BTreeMap::new(),
             unexplained: BTreeMap::new(),
             purged: BTreeSet::new(),
-            asked_for: BTreeSet::new(),
+            asked_for: BTreeMap::new(),
         }
     }
 
@@ -80,15 +83,24 @@ impl Others {
     }
 
     /// Whether groups that were joined at a controller of another owner are gone. If not, the log names that owner, once.
-    pub(crate) fn are_gone(&mut self, owner: &str) -> bool {
+    pub(crate) fn are_gone(&mut self, owner: &str, asks: &str) -> bool {
         let are_gone = self.purged.contains(owner);
-        if !are_gone && self.asked_for.len() < ASKED_FOR_MAX && self.asked_for.insert(owner.into()) {
+        if !are_gone && self.is_to_be_named(owner, asks) {
+            self.asked_for.insert(owner.into(), asks.into());
             tracing::warn!(
                 "members of groups of another controller ask this one: start that one again with its store (owner {owner}), or remove \
                  its groups with castnet group purge --owner {owner} --yes"
             );
         }
         are_gone
+    }
+
+    /// Whether the log names this owner now.
+    fn is_to_be_named(&self, owner: &str, asks: &str) -> bool {
+        let by_one = || self.asked_for.values().filter(|first| *first == asks).count();
+        !self.asked_for.contains_key(owner)
+            && self.asked_for.len() < ASKED_FOR_MAX
+            && by_one() < ASKED_FOR_BY_ONE_MAX
     }
 
     /// Whether a switch has something else at this address.
@@ -265,12 +277,28 @@ mod tests {
     #[test]
     fn the_groups_of_another_owner_are_gone_once_an_operator_has_purged_them() {
         let mut others = new(false);
-        for owner in 0..100 {
-            assert!(!others.are_gone(&format!("owner {owner}")));
+        assert!(!others.are_gone("c1", "h0") && !others.are_gone("c2", "h0"));
+        others.purge("c1");
+        assert!(others.are_gone("c1", "h1") && !others.are_gone("c2", "h1"));
+    }
+
+    /// One client invented so many owners that the log named no real one any more.
+    #[test]
+    fn a_client_that_invents_owners_keeps_no_real_one_out_of_the_log() {
+        let mut others = new(false);
+        let mut named = |from: usize, asks: &str| {
+            for owner in from..from + 100 {
+                assert!(!others.are_gone(&format!("c{owner}"), asks));
+            }
+            others.asked_for.len()
+        };
+        assert_eq!(named(0, "h0"), ASKED_FOR_BY_ONE_MAX);
+        assert_eq!(named(0, "h0"), ASKED_FOR_BY_ONE_MAX);
+        assert_eq!(named(100, "h1"), 2 * ASKED_FOR_BY_ONE_MAX);
+        for client in 2..100 {
+            named(100 * client, &format!("h{client}"));
         }
         assert_eq!(others.asked_for.len(), ASKED_FOR_MAX);
-        others.purge("owner 1");
-        assert!(others.are_gone("owner 1") && !others.are_gone("owner 2"));
     }
 
     #[test]

@@ -101,7 +101,7 @@ fn refused(status: tonic::Status, show: &str) -> Failure {
     failure.what = flags().sentence(&failure.what);
     match code {
         // Of this host, not of the job.
-        tonic::Code::AlreadyExists if failure.what.contains("is the address of host") => failure.next(
+        tonic::Code::AlreadyExists if failure.what.contains("is the address of ") => failure.next(
             "give --name as the controller knows this host, or the address of this host: --ip; castnet topology lists both",
         ),
         tonic::Code::AlreadyExists if failure.what.ends_with("is a switch") => {
@@ -135,11 +135,13 @@ mod tests {
 
     #[test]
     fn an_address_of_another_host_is_no_fault_of_the_job() {
-        let message = "ip: 10.0.0.1 is the address of host \"h1\"".to_owned();
-        let code = tonic::Code::AlreadyExists;
-        let error = CommError::Controller(ControllerError::Status { code, message });
-        let next = failure(error, "job").next.expect("a next step");
-        assert!(next.contains("--name") && !next.contains("--job"), "{next}");
+        for other in ["host \"h1\"", "another host"] {
+            let message = format!("ip: 10.0.0.1 is the address of {other}");
+            let code = tonic::Code::AlreadyExists;
+            let error = CommError::Controller(ControllerError::Status { code, message });
+            let next = failure(error, "job").next.expect("a next step");
+            assert!(next.contains("--name") && !next.contains("--job"), "{next}");
+        }
     }
 
     #[test]

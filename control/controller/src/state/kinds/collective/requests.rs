@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use castnet_group::CollectiveSettings;
-use castnet_proto::convert::{NewCollective, RankJoin, check_given_by_rank, one_end_each};
+use castnet_proto::convert::{NewCollective, RankJoin, check_given_by_rank, check_new_name, one_end_each};
 use castnet_rules::HostEndpoint;
 
 use super::record::{Collective, RankRecord, Seat};
@@ -91,6 +91,8 @@ impl Core {
             None if known => self.check_join(&join)?,
             None => {
                 let lanes = CollectiveSettings::new(&join.settings).lanes;
+                // Who joins again was not asked for the name of a new job.
+                check_new_name("job", &join.job, lanes)?;
                 one_end_each("connection", 1 + join.more.len(), lanes)?;
                 check_given_by_rank(&join.settings)?;
             }

@@ -287,6 +287,35 @@ fn ranks_join_and_come_back_with_a_time_out_that_they_may_not_choose() {
     }
 }
 
+/// A host that said that it joins again created jobs under any name, such as that of a group of MRP.
+#[test]
+fn who_joins_again_creates_no_job_with_a_name_that_no_new_job_has() {
+    let mut core = core(|_| {});
+    let mut again = |name: &str, lanes: u8| {
+        let mut join = join("job", 0, 2, "");
+        let lane = |n| HostEndpoint {
+            qpn: Qpn::new(1000 + n),
+            ..join.endpoint.clone()
+        };
+        join.more = (1..lanes).map(|n| lane(u32::from(n))).collect();
+        join.job = name.into();
+        (join.settings.lanes, join.rejoin_of) = (Some(lanes), Some(1));
+        core.seat_rank(join, "h0").map(drop)
+    };
+    let long = "j".repeat(62);
+    for (name, lanes) in [
+        ("10.200.0.56", 1),
+        ("..", 1),
+        ("mrp-10.0.0.200", 1),
+        (long.as_str(), 2),
+    ] {
+        let is_refused = matches!(again(name, lanes), Err(Refusal::Invalid(_)));
+        assert!(is_refused, "{name}");
+    }
+    again(&long[1..], 2).unwrap();
+    assert_eq!(core.groups.names(), [&long[1..]]);
+}
+
 /// Ranks of a large job that came back one by one, as after a restart of the controller, pushed out the events of other groups.
 #[test]
 fn calls_of_ranks_that_end_or_begin_at_once_are_one_event() {
