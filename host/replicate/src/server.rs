@@ -188,15 +188,11 @@ impl Server<'_> {
     ) -> Result<(), ReplicateError> {
         loop {
             let (is_new, since) = (self.client.is_empty(), Instant::now());
-            let next = self.answer(
-                rnic,
-                control,
-                self.config.client_silence,
-                &mut || match is_new && since.elapsed() >= HELLO_WAIT {
-                    true => Flow::Stop,
-                    false => Flow::Continue,
-                },
-            )?;
+            let mut flow = || match is_new && since.elapsed() >= HELLO_WAIT {
+                true => Flow::Stop,
+                false => Flow::Continue,
+            };
+            let next = self.answer(rnic, control, self.config.client_silence, &mut flow)?;
             if is_new && !self.client.is_empty() {
                 report(ServerEvent::Client {
                     name: self.client.clone(),

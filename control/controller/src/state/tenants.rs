@@ -277,7 +277,14 @@ mod tests {
             core.seat_rank(join(job, 0, 2, ""), "h0").map(drop).unwrap();
         }
         let refused = core.seat_rank(join("d", 0, 2, ""), "h0").map(drop).unwrap_err();
-        let is_share = matches!(&refused, Refusal::HostPool { share: 3, used: 3, .. });
+        let is_share = matches!(
+            &refused,
+            Refusal::HostPool {
+                share: 3,
+                used: 3,
+                ..
+            }
+        );
         assert!(is_share, "{refused}");
         assert!(refused.to_string().contains("10.200.0.0/28"), "{refused}");
         core.seat_rank(join("e", 1, 2, ""), "h1").map(drop).unwrap();

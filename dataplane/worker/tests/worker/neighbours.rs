@@ -34,7 +34,10 @@ fn a_group_that_a_host_registers_takes_no_queue_pair_from_others() {
     install(200).unwrap();
     assert!(clashes(201), "groups that hosts register bind each other");
     install(257).unwrap();
-    assert!(clashes(258), "the queue pair is a member of one group of a controller");
+    assert!(
+        clashes(258),
+        "the queue pair is a member of one group of a controller"
+    );
     assert!(clashes(202), "a host takes it from nobody");
     // What goes with one group stays with the other.
     lab.dataplane.remove_group(mcst(200)).unwrap();

@@ -217,7 +217,9 @@ fn check(groups: &Groups, all: &BTreeMap<String, Record>, fabrics: &[Arc<Topolog
             assert_eq!(groups.own(switch, but), own);
             for owner in all.values().map(|r| &r.owner) {
                 let own = all.values().filter(|r| r.owner == *owner);
-                let of_pool = own.flat_map(Record::all_mcst_ids).filter(|m| pool().contains(&m.0));
+                let of_pool = own
+                    .flat_map(Record::all_mcst_ids)
+                    .filter(|m| pool().contains(&m.0));
                 assert_eq!(groups.of_pool(owner), of_pool.count() as u64);
                 let of = placed().filter(|r| r.owner == *owner);
                 let bytes: u64 = of.map(|r| r.reserved_on(switch)).sum();
