@@ -459,6 +459,40 @@ fn the_script_for_dpdk_reserves_pages_and_hands_nics_over() {
     assert_eq!(script(&["juggle"]).0, Some(2));
 }
 
+/// The script set the number of hugepages to that of its unit, or to 0, and a database beside the switch lost its own.
+#[test]
+fn the_script_for_dpdk_takes_no_hugepages_from_others() {
+    let root = tempfile::tempdir().expect("a folder");
+    let pages = root.path().join("kernel/mm/hugepages/hugepages-2048kB");
+    std::fs::create_dir_all(&pages).expect("folders");
+    let pages = pages.join("nr_hugepages");
+    let set = |number: &str| std::fs::write(&pages, number).expect("written");
+    let script = |args: &[&str]| {
+        let mut command = Command::new("sh");
+        command
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/dpdk.sh"))
+            .args(args)
+            .env("CASTNET_SYS", root.path())
+            .env("RUNTIME_DIRECTORY", root.path());
+        let text = stdout(&mut command);
+        let there = std::fs::read_to_string(&pages).expect("read");
+        (there.trim().to_owned(), text)
+    };
+    set("4096\n");
+    let (there, text) = script(&["hugepages", "1024"]);
+    assert!(there == "4096" && text.contains("they stay"), "{there}: {text}");
+    assert_eq!(script(&["restore"]).0, "4096", "the unit has reserved none");
+    set("512\n");
+    assert_eq!(script(&["hugepages", "1024"]).0, "1024");
+    assert_eq!(script(&["restore"]).0, "512");
+    assert_eq!(script(&["restore"]).0, "512", "once");
+    // Somebody reserves more while the unit runs.
+    assert_eq!(script(&["hugepages", "1024"]).0, "1024");
+    set("2048\n");
+    let (there, text) = script(&["restore"]);
+    assert!(there == "2048" && text.contains("they stay"), "{there}: {text}");
+}
+
 #[test]
 fn doctor_tells_the_same_to_people_and_machines() {
     let text = stdout(castnet().arg("doctor"));
