@@ -617,6 +617,47 @@ fn a_ready_file_that_cannot_be_written_is_found_before_anything_is_opened() {
     assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
 }
 
+/// A full disk takes an empty file, so this was found when the ports were open and the rules installed.
+#[test]
+fn a_ready_file_for_which_there_is_no_room_is_found_before_anything_is_opened() {
+    struct Mounted(tempfile::TempDir);
+    impl Drop for Mounted {
+        fn drop(&mut self) {
+            let _ = Process::new("umount").arg("-l").arg(self.0.path()).status();
+        }
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut mount = Process::new("mount");
+    mount
+        .args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"])
+        .arg(folder.path());
+    if !mount.output().is_ok_and(|done| done.status.success()) {
+        return castnet_wrap_up::skip(
+            "cli::a_ready_file_for_which_there_is_no_room_is_found_before_anything_is_opened",
+            "needs root, to mount a small tmpfs",
+        );
+    }
+    let disk = Mounted(folder);
+    let at = |name: &str| disk.0.path().join(name).display().to_string();
+    std::fs::write(at("fill"), vec![0; 1 << 17]).expect_err("the disk is smaller");
+    let listen = format!("unix:{}", at("socket"));
+    let (code, said) = failure(&[
+        "switch",
+        "--port",
+        "a=pcap:/nowhere/in.pcap",
+        "--listen",
+        &listen,
+        "--ready-file",
+        &at("ready"),
+    ]);
+    assert!(
+        code == 1 && said.contains("--ready-file") && said.contains("free space there"),
+        "{code}: {said}"
+    );
+    let left = std::fs::read_dir(disk.0.path()).expect("a folder").count();
+    assert_eq!(left, 1, "nothing but what fills it");
+}
+
 #[test]
 fn the_routes_of_a_core_are_files_and_written_whole_or_not_at_all() {
     let folder = tempfile::tempdir().expect("a folder");
