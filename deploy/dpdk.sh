@@ -7,7 +7,8 @@ SYS=${CASTNET_SYS:-/sys}        # tests set another folder
 
 usage() {
     cat >&2 <<END
-usage: dpdk.sh hugepages PAGES [NODE]   reserve PAGES of 2 MiB, on one NUMA node or on all together; 0 releases them
+usage: dpdk.sh hugepages PAGES [NODE]   reserve at least PAGES of 2 MiB, on one NUMA node or on all together; it releases none
+       dpdk.sh restore                  release those that the unit has reserved, by its folder RUNTIME_DIRECTORY
        dpdk.sh bind [ADDRESS...]        bind NICs to vfio-pci: the kernel loses their interfaces
        dpdk.sh release [ADDRESS...]     bind NICs to the kernel's own drivers
 ADDRESS is a PCI address with its domain, such as 0000:3b:00.0
@@ -29,11 +30,35 @@ hugepages() {
         folder=$SYS/kernel/mm/hugepages/hugepages-2048kB
     fi
     [ -d "$folder" ] || fail "$folder is not there: no such NUMA node, or a kernel without hugepages of 2 MiB"
+    before=$(cat "$folder/nr_hugepages")
+    if [ "$before" -ge "$pages" ]; then
+        # Others have reserved them.
+        echo "hugepages of 2 MiB: $before, which is enough, so they stay"
+        return 0
+    fi
     echo "$pages" >"$folder/nr_hugepages"
     # The kernel reserves what it finds, and reports no error if that is less.
     got=$(cat "$folder/nr_hugepages")
+    if [ -n "${RUNTIME_DIRECTORY-}" ]; then
+        echo "$before $got $folder" >"$RUNTIME_DIRECTORY/hugepages"
+    fi
     [ "$got" -ge "$pages" ] || fail "only $got of $pages hugepages could be had: memory is in pieces; reserve them early after the start"
     echo "hugepages of 2 MiB: $got"
+}
+
+# Sets the former number of hugepages, unless somebody has changed it since.
+restore() {
+    [ -n "${RUNTIME_DIRECTORY-}" ] || fail "RUNTIME_DIRECTORY is not set: restore is for the unit"
+    [ -f "$RUNTIME_DIRECTORY/hugepages" ] || return 0
+    read -r before reserved folder <"$RUNTIME_DIRECTORY/hugepages"
+    got=$(cat "$folder/nr_hugepages")
+    if [ "$got" -eq "$reserved" ]; then
+        echo "$before" >"$folder/nr_hugepages"
+        echo "hugepages of 2 MiB: $(cat "$folder/nr_hugepages")"
+    else
+        echo "hugepages of 2 MiB: $got, and not $reserved as this unit has set, so they stay"
+    fi
+    rm "$RUNTIME_DIRECTORY/hugepages"
 }
 
 device() {
@@ -97,6 +122,6 @@ release() {
 verb=$1
 shift
 case $verb in
-hugepages | bind | release) "$verb" "$@" ;;
+hugepages | restore | bind | release) "$verb" "$@" ;;
 *) usage ;;
 esac

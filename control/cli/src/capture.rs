@@ -7,7 +7,7 @@ use castnet_console::api;
 use castnet_console::connect::AgentArgs;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::files;
-use castnet_console::output::{Done, Output, remark};
+use castnet_console::output::{Done, Output};
 use castnet_console::units::{Span, bytes, count};
 use clap::Args;
 use indicatif::ProgressBar;
@@ -139,16 +139,14 @@ impl CaptureCommand {
             bytes(captured.bytes),
             captured.file
         );
-        if to_stdout {
-            remark(&sentence);
-        } else {
-            let done = Done {
-                facts: captured,
-                sentence,
-            };
-            return output.conclude(&done, ended);
+        let done = Done {
+            facts: captured,
+            sentence,
+        };
+        match to_stdout {
+            true => ended.and(output.remark_report(&done)),
+            false => output.conclude(&done, ended),
         }
-        ended
     }
 }
 

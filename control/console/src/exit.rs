@@ -211,9 +211,14 @@ pub fn cannot_write_flag(flag: &str, path: &std::path::Path, error: &io::Error) 
     if files::is_by_signal(error) {
         return interrupted();
     }
-    Failure::usage(format!("cannot write {flag} {}: {error}", path.display())).next(format!(
-        "give {flag} another path, in a folder that this user may write to"
-    ))
+    let what = format!("cannot write {flag} {}: {error}", path.display());
+    match error.kind() {
+        // The path is right.
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => not_written(what, error),
+        _ => Failure::usage(what).next(format!(
+            "give {flag} another path, in a folder that this user may write to"
+        )),
+    }
 }
 
 /// A failure with the next step after an error of writing a file. `what` names the file and the error.
@@ -256,6 +261,25 @@ mod tests {
         ] {
             let text = cannot_read(path, &kind.into()).text();
             assert!(text.contains(next), "{text}");
+        }
+    }
+
+    /// It was a fault of usage, with the advice to look at who may write there.
+    #[test]
+    fn a_full_disk_is_no_wrong_flag() {
+        let path = std::path::Path::new("ready");
+        for (kind, code, next) in [
+            (io::ErrorKind::StorageFull, 1, "free space there"),
+            (io::ErrorKind::QuotaExceeded, 1, "free space there"),
+            (
+                io::ErrorKind::PermissionDenied,
+                2,
+                "give --ready-file another path",
+            ),
+        ] {
+            let failure = cannot_write_flag("--ready-file", path, &kind.into());
+            let text = failure.text();
+            assert!(failure.code() == code && text.contains(next), "{text}");
         }
     }
 

@@ -165,14 +165,19 @@ pub fn replace(path: &Path, text: &str, is_own: fn(&str) -> bool) -> io::Result<
     }
 }
 
-/// Fails if [`replace`] would fail now with a file. Changes nothing.
+/// As many bytes as a line with an address has.
+const LINE: usize = 64;
+
+/// Fails if [`replace`] would fail now with a file, also where there is no room for a line. Changes nothing.
 pub fn check_replaceable(path: &Path, is_own: fn(&str) -> bool) -> io::Result<()> {
     match place(path)? {
         Place::Special => Ok(()),
         Place::File(path) => {
             check_nothing_lost(&path, is_own)?;
-            let (part, _) = part_file::create(&path, &mut OpenOptions::new())?;
-            std::fs::remove_file(part)
+            let (part, mut file) = part_file::create(&path, &mut OpenOptions::new())?;
+            // A full disk takes an empty file.
+            let written = file.write_all(&[b'\n'; LINE]);
+            written.and(std::fs::remove_file(part))
         }
     }
 }

@@ -344,6 +344,15 @@ impl Output {
         write_stdout(&self.render(report, false)?)
     }
 
+    /// Prints a report to stderr, where stdout has the data; in JSON on one line.
+    ///
+    /// # Errors
+    /// It cannot be shown. Errors of stderr are ignored.
+    pub fn remark_report<R: Report>(self, report: &R) -> Outcome {
+        remark(self.render(report, false)?.trim_end());
+        Ok(())
+    }
+
     fn render<R: Report>(self, report: &R, pretty: bool) -> Outcome<String> {
         match self.format {
             Format::Table => {

@@ -213,7 +213,11 @@ fn identity(file: &Metadata) -> (u64, u64) {
 }
 
 impl Ready {
-    /// Announces a service that listens at `address`.
+    /// Announces a service that listens at `address`. It goes on where the file cannot be written, with a warning: [`Self::clear`] is for
+    /// before.
+    ///
+    /// # Errors
+    /// A signal has ended the wait for the reader of a pipe.
     pub fn announce(output: Output, name: &str, address: &str, file: Option<&Path>) -> Outcome<Self> {
         let line = Done {
             facts: Listening {
@@ -223,7 +227,15 @@ impl Ready {
             sentence: format!("{name}: listening on {address}"),
         };
         // The file first: a reader of the line may look for it at once.
-        let ready = Self::quiet(file, address)?;
+        let ready = match file.map(|path| (path, Self::write(path, address))) {
+            None => Self { file: None },
+            Some((_, Ok(ready))) => ready,
+            Some((path, Err(error))) if files::is_by_signal(&error) => return Err(unwritten(path, &error)),
+            Some((path, Err(error))) => {
+                tracing::warn!("{}", unwritten(path, &error));
+                Self { file: None }
+            }
+        };
         // A service serves even if its stdout is closed, or the disk under it full.
         if let Err(failure) = output.show_next(&line)
             && !failure.quiet
@@ -236,11 +248,14 @@ impl Ready {
 
     /// Reports in the file only, if there is one.
     pub fn quiet(file: Option<&Path>, text: &str) -> Outcome<Self> {
-        let Some(path) = file else {
-            return Ok(Self { file: None });
-        };
-        let written = files::replace(path, &format!("{text}\n"), is_ready_text);
-        let file = written.map_err(|error| unwritten(path, &error))?;
+        match file {
+            Some(path) => Self::write(path, text).map_err(|error| unwritten(path, &error)),
+            None => Ok(Self { file: None }),
+        }
+    }
+
+    fn write(path: &Path, text: &str) -> std::io::Result<Self> {
+        let file = files::replace(path, &format!("{text}\n"), is_ready_text)?;
         if let Some((_, file)) = &file {
             // For `clear`. Some network file systems have no locks.
             let _ = file.try_lock();
@@ -409,10 +424,12 @@ mod tests {
         assert!(Ready::quiet(Some(folder.path()), "here").is_err());
         let names = std::fs::read_dir(folder.path()).expect("a folder");
         assert_eq!(names.count(), 2, "no part is left");
-        let failure =
-            Ready::announce(output, "x", "y", Some(Path::new("/nonexistent/ready"))).expect_err("no folder");
+        let nowhere = Some(Path::new("/nonexistent/ready"));
+        let failure = Ready::quiet(nowhere, "y").expect_err("no folder");
         assert_eq!(failure.code(), 2);
-        let failure = Ready::check(Some(Path::new("/nonexistent/ready"))).expect_err("no folder");
+        // A service goes on: its folder may have gone since it was looked at.
+        Ready::announce(output, "x", "y", nowhere).expect("a warning");
+        let failure = Ready::check(nowhere).expect_err("no folder");
         assert!(failure.what.contains("--ready-file"), "{}", failure.what);
         Ready::check(None).expect("no file is asked for");
     }

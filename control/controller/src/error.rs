@@ -131,6 +131,17 @@ pub(crate) enum Refusal {
         used: u64,
         more: u64,
     },
+    #[error(
+        "host {host:?} may have {share} McstIDs of the pool {pool}, has {used}, and this group needs {more}: an operator gives the \
+         host a tenant, or makes mcst_pool larger"
+    )]
+    HostPool {
+        host: String,
+        pool: Ipv4Net,
+        share: u64,
+        used: u64,
+        more: u64,
+    },
     #[error("host {host:?} is not known; the certificate of the caller has the name {name:?}: use this one")]
     OtherSpelling { host: String, name: String },
     #[error(
@@ -284,6 +295,7 @@ impl Refusal {
             Self::PoolExhausted { .. } => (Code::ResourceExhausted, "mcst_id"),
             Self::Quota { .. } => (Code::ResourceExhausted, "tenant"),
             Self::HostQuota { .. } => (Code::ResourceExhausted, "host_groups"),
+            Self::HostPool { .. } => (Code::ResourceExhausted, "mcst_pool"),
             Self::OtherSpelling { .. } => (Code::InvalidArgument, "host"),
             Self::NoRateLimit { .. } => (Code::InvalidArgument, "rate_limit"),
             Self::BurstTooLarge { .. } => (Code::InvalidArgument, "rate_limit.burst_bytes"),

@@ -652,7 +652,11 @@ impl State {
         let name = rule.name.as_str();
         // A group with this address but another name is a clash, not an older version.
         let running = self.groups.get(&rule.mcst_id).filter(|g| g.rule.name == name);
-        let faults = self.index.check(rule, running.map(|g| g.rule.name.as_str()));
+        let instead_of = running.map(|g| g.rule.name.as_str());
+        let faults = match self.keeps_members(rule) {
+            true => self.index.check(rule, instead_of),
+            false => self.index.check_registered(rule, instead_of),
+        };
         if !faults.is_empty() {
             return Err(InstallError::Clash(faults));
         }
@@ -683,17 +687,20 @@ impl State {
         }
     }
 
-    /// Whether the members of a group stay neighbours at their ports. Those of a group that a host registers do not: it names whom it
-    /// likes, and they would displace the neighbours at other ports, or could not move.
+    /// Whether the members of a group stay neighbours at their ports, and their QPs are in no other group. Those of a group that a host
+    /// registers do not: it names whom it likes, and they would displace the neighbours at other ports, or could not move, and a controller
+    /// could not have them as members.
     fn keeps_members(&self, rule: &GroupRule) -> bool {
         let registration = self.registration.as_ref();
         registration.is_none_or(|config| !config.covers(rule.mcst_id.0))
     }
 
     fn register(&mut self, group: RegisteredGroup) {
-        self.index.insert(&group.rule);
         if self.keeps_members(&group.rule) {
+            self.index.insert(&group.rule);
             self.members.add(&group.rule);
+        } else {
+            self.index.insert_registered(&group.rule);
         }
         self.memory_used += group.memory;
         self.count(&group, 1);
@@ -706,9 +713,11 @@ impl State {
 
     fn unregister(&mut self, mcst_id: McstId) -> Option<RegisteredGroup> {
         let group = self.groups.remove(&mcst_id)?;
-        self.index.remove(&group.rule);
         if self.keeps_members(&group.rule) {
+            self.index.remove(&group.rule);
             self.members.remove(&group.rule);
+        } else {
+            self.index.remove_registered(&group.rule);
         }
         self.memory_used -= group.memory;
         self.count(&group, -1);

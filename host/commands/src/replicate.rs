@@ -13,7 +13,8 @@ use castnet_console::units::{Size, Span, name, positive_span};
 use castnet_member::{Group, MemberConfig};
 use castnet_proto::transport::Controllers;
 use castnet_replicate::{
-    Address, Client, DEFAULT_PORT, Pace, Pattern, ReplicateError, ServerConfig, ServerEvent, Way, Workload,
+    Address, CLIENT_SILENCE, Client, DEFAULT_PORT, Pace, Pattern, ReplicateError, ServerConfig, ServerEvent,
+    Way, Workload,
 };
 use castnet_rnic::Rnic;
 use castnet_wire::{Limit, Nanos, Pmtu};
@@ -276,6 +277,7 @@ impl ServeCommand {
             bytes: self.size.map(|size| size.0),
             file: self.file.clone(),
             listen: self.listen.unwrap_or(Address::Tcp(ip, DEFAULT_PORT)),
+            client_silence: CLIENT_SILENCE,
             // The client names the group.
             member: self.host.member("")?,
         };

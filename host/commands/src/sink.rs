@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::files::{self, Place, place};
-use castnet_console::output::{Output, Page, Report, remark};
+use castnet_console::output::{Output, Report};
 use castnet_member::StreamHeader;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -57,13 +57,10 @@ impl Target {
 
     /// Shows the report of a transfer; beside a stream on stdout, on stderr.
     pub(crate) fn report(&self, report: &impl Report, output: Output) -> Outcome {
-        if self.is_stdout() {
-            let mut page = Page::default();
-            report.page(&mut page);
-            remark(page.text().trim_end());
-            return Ok(());
+        match self.is_stdout() {
+            true => output.remark_report(report),
+            false => output.show_next(report),
         }
-        output.show_next(report)
     }
 
     /// `None` for stdout.

@@ -20,6 +20,8 @@ use crate::writer::{DEPTH_MAX, Pace, Target, Writer, Written};
 const PING_PATIENCE: Duration = Duration::from_secs(30);
 /// How often a client that writes asks whether the servers are there.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
+/// The same of a client that waits: a server takes one that asks for nothing for gone.
+const IDLE_PING_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest time until a server is connected, or has saved its file.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Longest sleep of a client that writes.
@@ -76,7 +78,7 @@ pub struct ClientWork {
     pub servers: Vec<ServerWork>,
 }
 
-/// A client with its connections to the servers.
+/// A client with its connections to the servers. They give it up if nothing is called for 30 s.
 pub struct Client {
     servers: Vec<(ServerInfo, Control)>,
     /// Set when a connection ends, or the program is to stop.
@@ -98,6 +100,7 @@ impl Client {
         }
         let over = Arc::default();
         let mut servers: Vec<(ServerInfo, Control)> = Vec::new();
+        let mut pings = Pings::default();
         for address in addresses {
             let mut control = Control::connect(address, stop, &over)?;
             control.send(&Request::Hello {
@@ -125,6 +128,8 @@ impl Client {
                     None => std::thread::sleep(SLEEP_MAX),
                 }
                 check_patience(&control, since, PING_PATIENCE)?;
+                // Those before it have nothing to do meanwhile.
+                pings.poll(&mut servers, |_| true)?;
                 if stop.load(Ordering::Relaxed) {
                     return Err(ReplicateError::Interrupted);
                 }
@@ -400,7 +405,7 @@ impl Client {
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), ReplicateError> {
         let mut pinged = Instant::now();
-        let mut owed = vec![None; self.servers.len()];
+        let mut pings = Pings::default();
         loop {
             let now = rnic.now();
             writer.poll(rnic, now)?;
@@ -413,7 +418,7 @@ impl Client {
             if pinged.elapsed() >= PING_INTERVAL {
                 pinged = Instant::now();
                 progress(writer.acknowledged());
-                self.ping(&mut owed)?;
+                pings.send(&mut self.servers, |_| true)?;
             }
             let due = writer
                 .next_post(now)
@@ -422,25 +427,6 @@ impl Client {
                 rnic.wait(due.map_or(WRITE_SLEEP_MAX, |due| due.min(WRITE_SLEEP_MAX)))?;
             }
         }
-    }
-
-    /// Asks each server that owes no answer whether it is there. `owed`: since when.
-    fn ping(&mut self, owed: &mut [Option<Instant>]) -> Result<(), ReplicateError> {
-        for ((_, control), owed) in self.servers.iter_mut().zip(owed) {
-            match reply(control)? {
-                None => {}
-                Some(Reply::Pong) => *owed = None,
-                Some(other) => return Err(unexpected(control, &other)),
-            }
-            match *owed {
-                Some(since) => check_patience(control, since, PING_PATIENCE)?,
-                None => {
-                    control.send(&Request::Ping)?;
-                    *owed = Some(Instant::now());
-                }
-            }
-        }
-        Ok(())
     }
 
     fn finish(&mut self, rnic: &mut dyn Rnic) -> Result<Vec<ServerWork>, ReplicateError> {
@@ -461,7 +447,10 @@ impl Client {
         under_way: u64,
     ) -> Result<Vec<Checked>, ReplicateError> {
         workload.check()?;
-        let mut check = Check::new(workload, writes, under_way, self.servers.len());
+        let (servers, mut pings) = (self.servers.len(), Pings::default());
+        let mut check = Check::new(workload, writes, under_way, servers, &mut || {
+            pings.poll(&mut self.servers, |_| true)
+        })?;
         while let Some((first, count)) = check.next_range() {
             self.ask(&Request::Digests {
                 block: workload.block,
@@ -501,7 +490,7 @@ impl Client {
         mut take: impl FnMut(Reply) -> Option<T>,
     ) -> Result<Vec<T>, ReplicateError> {
         let mut taken: Vec<Option<T>> = self.servers.iter().map(|_| None).collect();
-        let since = Instant::now();
+        let (since, mut pings) = (Instant::now(), Pings::default());
         loop {
             for (at, (_, control)) in self.servers.iter_mut().enumerate() {
                 while taken[at].is_none() {
@@ -528,8 +517,67 @@ impl Client {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(ReplicateError::Interrupted);
             }
+            // The others are at what they were asked for.
+            pings.poll(&mut self.servers, |at| taken[at].is_some())?;
             idle()?;
         }
+    }
+}
+
+/// The questions to servers whether they are there.
+struct Pings {
+    sent: Instant,
+    /// Since when each server owes an answer.
+    owed: Vec<Option<Instant>>,
+}
+
+impl Default for Pings {
+    fn default() -> Self {
+        Self {
+            sent: Instant::now(),
+            owed: Vec::new(),
+        }
+    }
+}
+
+impl Pings {
+    /// [`Pings::send`] once in a while, to servers that have nothing to do.
+    fn poll(
+        &mut self,
+        servers: &mut [(ServerInfo, Control)],
+        is_idle: impl Fn(usize) -> bool,
+    ) -> Result<(), ReplicateError> {
+        match self.sent.elapsed() >= IDLE_PING_INTERVAL {
+            true => self.send(servers, is_idle),
+            false => Ok(()),
+        }
+    }
+
+    /// Asks each of these servers that owes no answer.
+    fn send(
+        &mut self,
+        servers: &mut [(ServerInfo, Control)],
+        is_asked: impl Fn(usize) -> bool,
+    ) -> Result<(), ReplicateError> {
+        self.sent = Instant::now();
+        self.owed.resize(servers.len(), None);
+        let all = servers.iter_mut().zip(&mut self.owed).enumerate();
+        for (_, ((_, control), owed)) in all.filter(|(at, _)| is_asked(*at)) {
+            while let Some(answer) = reply(control)? {
+                match answer {
+                    Reply::Pong => *owed = None,
+                    other => return Err(unexpected(control, &other)),
+                }
+            }
+            match *owed {
+                Some(since) => check_patience(control, since, PING_PATIENCE)?,
+                None => {
+                    control.send(&Request::Ping)?;
+                    *owed = Some(Instant::now());
+                }
+            }
+        }
+        Ok(())
     }
 }
 

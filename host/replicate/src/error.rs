@@ -31,6 +31,9 @@ pub enum ReplicateError {
     /// The server has not answered.
     #[error("{server} has not answered for {after:?}")]
     NoAnswer { server: String, after: Duration },
+    /// The client has asked for nothing.
+    #[error("{client} has asked for nothing for {after:?}")]
+    SilentClient { client: String, after: Duration },
     /// The server refused or failed.
     #[error("{server}: {what}")]
     Server { server: String, what: String },

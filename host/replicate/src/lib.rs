@@ -21,7 +21,7 @@ pub use client::{Client, ClientWork, ServerInfo, ServerWork, Way};
 pub use control::{Address, DEFAULT_PORT};
 pub use error::ReplicateError;
 pub use parts::Spread;
-pub use server::{ServerConfig, ServerEvent, serve};
+pub use server::{CLIENT_SILENCE, ServerConfig, ServerEvent, serve};
 pub use verify::{Checked, Difference};
 pub use workload::{Pattern, Workload};
 pub use writer::{DEPTH_MAX, Pace, Target, Writer, Written};

@@ -28,6 +28,10 @@ const REFUSE_INTERVAL: Duration = Duration::from_millis(100);
 const REFUSE_AFTER: Duration = Duration::from_secs(1);
 /// Longest time until a client says who it is.
 const HELLO_WAIT: Duration = Duration::from_secs(5);
+/// How long a client may ask for nothing, by default. One that waits asks whether the server is there.
+pub const CLIENT_SILENCE: Duration = Duration::from_secs(30);
+/// Times as long while its transfer is under way: it may look for its other servers meanwhile.
+const SILENCE_IN_TRANSFER: u32 = 5;
 /// Bytes that are hashed between two polls of the RNIC.
 const HASH_CHUNK: usize = 64 << 10;
 
@@ -42,6 +46,8 @@ pub struct ServerConfig {
     pub file: Option<PathBuf>,
     /// Where clients connect.
     pub listen: Address,
+    /// How long a client may ask for nothing, such as [`CLIENT_SILENCE`]; 5 times as long during a transfer. Then it gives way to others.
+    pub client_silence: Duration,
     /// How to join a group that a client names: its `group` is [`Group::Named`].
     pub member: MemberConfig,
 }
@@ -182,14 +188,11 @@ impl Server<'_> {
     ) -> Result<(), ReplicateError> {
         loop {
             let (is_new, since) = (self.client.is_empty(), Instant::now());
-            let next = self.answer(
-                rnic,
-                control,
-                &mut || match is_new && since.elapsed() >= HELLO_WAIT {
-                    true => Flow::Stop,
-                    false => Flow::Continue,
-                },
-            )?;
+            let mut flow = || match is_new && since.elapsed() >= HELLO_WAIT {
+                true => Flow::Stop,
+                false => Flow::Continue,
+            };
+            let next = self.answer(rnic, control, self.config.client_silence, &mut flow)?;
             if is_new && !self.client.is_empty() {
                 report(ServerEvent::Client {
                     name: self.client.clone(),
@@ -223,14 +226,15 @@ impl Server<'_> {
     }
 
     /// Answers requests until one needs more than an answer, or `flow` ends it: `None` after each request at the begin of a
-    /// session.
+    /// session. A client that asks for nothing for `silence` is an error: its machine may have lost its power, and others wait.
     fn answer(
         &mut self,
         rnic: &mut dyn Rnic,
         control: &mut Control,
+        silence: Duration,
         flow: &mut dyn FnMut() -> Flow,
     ) -> Result<Option<Next>, ReplicateError> {
-        let mut refused = Instant::now();
+        let (mut refused, mut heard) = (Instant::now(), Instant::now());
         loop {
             let request = match control.poll() {
                 Err(ReplicateError::Gone { why, .. }) if why.is_empty() => return Ok(Some(Next::Gone)),
@@ -241,11 +245,18 @@ impl Server<'_> {
                     if flow() == Flow::Stop {
                         return Ok(Some(Next::Gone));
                     }
+                    if !self.client.is_empty() && heard.elapsed() >= silence {
+                        return Err(ReplicateError::SilentClient {
+                            client: self.client.clone(),
+                            after: silence,
+                        });
+                    }
                     if refused.elapsed() >= REFUSE_INTERVAL {
                         refused = Instant::now();
                         self.refuse_others();
                     }
                     rnic.poll_or_wait(SLEEP_MAX)?;
+                    continue;
                 }
                 Some(Request::Hello { version, client }) => {
                     if version != VERSION {
@@ -280,6 +291,7 @@ impl Server<'_> {
                 Some(Request::Confirm) => return Ok(Some(Next::Confirm)),
                 Some(Request::Finish) => return Ok(Some(Next::Finish)),
             }
+            heard = Instant::now();
         }
     }
 
@@ -318,7 +330,8 @@ impl Server<'_> {
             if let Err(error) = control.send(&reply) {
                 break (Err(error), None);
             }
-            let (asked, lost) = member.run(|rnic, flow| self.answer(rnic, control, &mut || flow(0)));
+            let silence = self.silence_in_transfer();
+            let (asked, lost) = member.run(|rnic, flow| self.answer(rnic, control, silence, &mut || flow(0)));
             if !matches!((&asked, &lost), (Ok(Some(Next::Confirm)), None)) {
                 break (asked, lost);
             }
@@ -342,8 +355,13 @@ impl Server<'_> {
 
     /// A receiver whose group has ended: the source has left, and the client may say so in a moment.
     fn await_finish(&mut self, rnic: &mut dyn Rnic, control: &mut Control) -> Result<(), ReplicateError> {
-        let next = self.answer(rnic, control, &mut || Flow::Continue)?;
+        let silence = self.silence_in_transfer();
+        let next = self.answer(rnic, control, silence, &mut || Flow::Continue)?;
         self.finished(next)
+    }
+
+    fn silence_in_transfer(&self) -> Duration {
+        self.config.client_silence.saturating_mul(SILENCE_IN_TRANSFER)
     }
 
     fn finished(&self, next: Option<Next>) -> Result<(), ReplicateError> {
@@ -397,7 +415,8 @@ impl Server<'_> {
             rkey: self.memory.rkey,
         })?;
         let cpu = cpu_seconds();
-        let next = self.answer(rnic, control, &mut || Flow::Continue)?;
+        let silence = self.silence_in_transfer();
+        let next = self.answer(rnic, control, silence, &mut || Flow::Continue)?;
         self.finished(next).map(|()| cpu)
     }
 

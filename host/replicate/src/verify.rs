@@ -3,6 +3,7 @@
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
+use crate::error::ReplicateError;
 use crate::server::{DIGESTS_MAX, hex};
 use crate::workload::{Content, Workload};
 
@@ -43,17 +44,24 @@ pub(crate) struct Check {
 }
 
 impl Check {
-    pub(crate) fn new(workload: Workload, writes: u64, under_way: u64, servers: usize) -> Self {
-        let contents = workload.contents(writes, under_way);
+    /// Calls `meanwhile` once in a while, and fails if that does.
+    pub(crate) fn new(
+        workload: Workload,
+        writes: u64,
+        under_way: u64,
+        servers: usize,
+        meanwhile: &mut dyn FnMut() -> Result<(), ReplicateError>,
+    ) -> Result<Self, ReplicateError> {
+        let contents = workload.contents(writes, under_way, meanwhile)?;
         let is_compared = |content: &&Content| matches!(content, Content::Of(_));
-        Self {
+        Ok(Self {
             workload,
             blocks: contents.iter().filter(is_compared).count() as u64,
             contents,
             next: 0,
             servers: vec![(0, Vec::new()); servers],
             buffer: vec![0; workload.block as usize],
-        }
+        })
     }
 
     /// First block and number of blocks of the next range with something to compare.
@@ -141,8 +149,11 @@ mod tests {
             seed: 3,
         };
         let (writes, under_way) = (3000, 16);
-        let contents = workload.contents(writes, under_way);
-        let mut check = Check::new(workload, writes, under_way, 2);
+        let contents = workload
+            .contents(writes, under_way, &mut || Ok(()))
+            .expect("not ended");
+        let check = Check::new(workload, writes, under_way, 2, &mut || Ok(()));
+        let mut check = check.expect("not ended");
         let mut memory = vec![[0; 8]; 5000];
         for write in 0..writes {
             workload.fill(write, &mut memory[workload.block_of(write) as usize]);

@@ -74,18 +74,28 @@ impl Workload {
         messages::fill(write ^ self.seed.rotate_right(24), bytes);
     }
 
-    /// What each block holds after the first `writes` writes, if `under_way` more may have arrived, wholly or in part.
-    pub(crate) fn contents(&self, writes: u64, under_way: u64) -> Vec<Content> {
+    /// What each block holds after the first `writes` writes, if `under_way` more may have arrived, wholly or in part. Calls `meanwhile`
+    /// once in a while: of many writes it takes long.
+    pub(crate) fn contents(
+        &self,
+        writes: u64,
+        under_way: u64,
+        meanwhile: &mut dyn FnMut() -> Result<(), ReplicateError>,
+    ) -> Result<Vec<Content>, ReplicateError> {
+        const AT_ONCE: u64 = 1 << 24;
         let mut blocks = vec![Content::Unwritten; self.blocks() as usize];
         let all = writes.saturating_add(under_way);
         for write in 0..all {
+            if write.is_multiple_of(AT_ONCE) {
+                meanwhile()?;
+            }
             let content = match write < writes {
                 true => Content::Of(write),
                 false => Content::Unknown,
             };
             blocks[self.block_of(write) as usize] = content;
         }
-        blocks
+        Ok(blocks)
     }
 }
 
@@ -116,7 +126,7 @@ mod tests {
     fn every_block_is_written_and_none_beyond() {
         for pattern in [Pattern::Sequential, Pattern::Random] {
             let workload = workload(pattern, 7);
-            let contents = workload.contents(200, 0);
+            let contents = workload.contents(200, 0, &mut || Ok(())).expect("not ended");
             assert_eq!((workload.blocks(), contents.len()), (15, 15));
             assert!(
                 contents.iter().all(|content| *content != Content::Unwritten),
@@ -128,7 +138,7 @@ mod tests {
     #[test]
     fn a_block_holds_its_last_write_or_is_unknown() {
         let workload = workload(Pattern::Sequential, 0);
-        let contents = workload.contents(17, 2);
+        let contents = workload.contents(17, 2, &mut || Ok(())).expect("not ended");
         assert_eq!(contents[0], Content::Of(15));
         assert_eq!(contents[1], Content::Of(16));
         assert_eq!(contents[2..4], [Content::Unknown; 2]);

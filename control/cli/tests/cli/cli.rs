@@ -459,6 +459,40 @@ fn the_script_for_dpdk_reserves_pages_and_hands_nics_over() {
     assert_eq!(script(&["juggle"]).0, Some(2));
 }
 
+/// The script set the number of hugepages to that of its unit, or to 0, and a database beside the switch lost its own.
+#[test]
+fn the_script_for_dpdk_takes_no_hugepages_from_others() {
+    let root = tempfile::tempdir().expect("a folder");
+    let pages = root.path().join("kernel/mm/hugepages/hugepages-2048kB");
+    std::fs::create_dir_all(&pages).expect("folders");
+    let pages = pages.join("nr_hugepages");
+    let set = |number: &str| std::fs::write(&pages, number).expect("written");
+    let script = |args: &[&str]| {
+        let mut command = Command::new("sh");
+        command
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/dpdk.sh"))
+            .args(args)
+            .env("CASTNET_SYS", root.path())
+            .env("RUNTIME_DIRECTORY", root.path());
+        let text = stdout(&mut command);
+        let there = std::fs::read_to_string(&pages).expect("read");
+        (there.trim().to_owned(), text)
+    };
+    set("4096\n");
+    let (there, text) = script(&["hugepages", "1024"]);
+    assert!(there == "4096" && text.contains("they stay"), "{there}: {text}");
+    assert_eq!(script(&["restore"]).0, "4096", "the unit has reserved none");
+    set("512\n");
+    assert_eq!(script(&["hugepages", "1024"]).0, "1024");
+    assert_eq!(script(&["restore"]).0, "512");
+    assert_eq!(script(&["restore"]).0, "512", "once");
+    // Somebody reserves more while the unit runs.
+    assert_eq!(script(&["hugepages", "1024"]).0, "1024");
+    set("2048\n");
+    let (there, text) = script(&["restore"]);
+    assert!(there == "2048" && text.contains("they stay"), "{there}: {text}");
+}
+
 #[test]
 fn doctor_tells_the_same_to_people_and_machines() {
     let text = stdout(castnet().arg("doctor"));
@@ -581,6 +615,47 @@ fn a_ready_file_that_cannot_be_written_is_found_before_anything_is_opened() {
         assert!(code == 2 && said.contains("--ready-file"), "{line}: {said}");
     }
     assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
+}
+
+/// A full disk takes an empty file, so this was found when the ports were open and the rules installed.
+#[test]
+fn a_ready_file_for_which_there_is_no_room_is_found_before_anything_is_opened() {
+    struct Mounted(tempfile::TempDir);
+    impl Drop for Mounted {
+        fn drop(&mut self) {
+            let _ = Process::new("umount").arg("-l").arg(self.0.path()).status();
+        }
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut mount = Process::new("mount");
+    mount
+        .args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"])
+        .arg(folder.path());
+    if !mount.output().is_ok_and(|done| done.status.success()) {
+        return castnet_wrap_up::skip(
+            "cli::a_ready_file_for_which_there_is_no_room_is_found_before_anything_is_opened",
+            "needs root, to mount a small tmpfs",
+        );
+    }
+    let disk = Mounted(folder);
+    let at = |name: &str| disk.0.path().join(name).display().to_string();
+    std::fs::write(at("fill"), vec![0; 1 << 17]).expect_err("the disk is smaller");
+    let listen = format!("unix:{}", at("socket"));
+    let (code, said) = failure(&[
+        "switch",
+        "--port",
+        "a=pcap:/nowhere/in.pcap",
+        "--listen",
+        &listen,
+        "--ready-file",
+        &at("ready"),
+    ]);
+    assert!(
+        code == 1 && said.contains("--ready-file") && said.contains("free space there"),
+        "{code}: {said}"
+    );
+    let left = std::fs::read_dir(disk.0.path()).expect("a folder").count();
+    assert_eq!(left, 1, "nothing but what fills it");
 }
 
 #[test]

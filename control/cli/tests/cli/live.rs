@@ -701,6 +701,29 @@ fn what_goes_on_is_watched_and_captured() {
         .success();
 }
 
+/// Stdout has the frames: a program that asked for JSON got a sentence beside them.
+#[test]
+fn a_report_beside_data_on_stdout_is_json_on_stderr() {
+    let folder = folder();
+    let switch = Service::switch(folder.path());
+    let output = castnet()
+        .args(words(
+            "capture --port a --seconds 50ms -o - --output json --agent",
+        ))
+        .arg(&switch.address)
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let report = said.lines().last().map(serde_json::from_str::<Value>);
+    let report = report.and_then(Result::ok).unwrap_or_default();
+    assert_eq!(
+        (&report["file"], &report["lost"]),
+        (&"-".into(), &0.into()),
+        "{said}"
+    );
+    assert_eq!(output.stdout.get(..4), Some(&[0x0A, 0x0D, 0x0D, 0x0A][..]));
+}
+
 #[test]
 fn the_controller_keeps_its_groups_over_a_restart() {
     let folder = folder();

@@ -82,7 +82,7 @@ pub(crate) struct Core {
 impl Core {
     /// The state as it is stored, before anything is heard of switches. Nobody is to know the seed: PSNs of ranks follow from it.
     pub(crate) fn new(config: Arc<Config>, stored: Stored, now: Instant, seed: u64) -> Self {
-        let mut groups = Groups::default();
+        let mut groups = Groups::new(config.mcst_pool);
         for record in stored.groups {
             groups.put(record.after_restart());
         }

@@ -84,6 +84,11 @@ impl AddressSet {
     }
 }
 
+/// Number of usable addresses of a pool.
+pub(crate) fn size(pool: Ipv4Net) -> u64 {
+    bounds(pool).map_or(0, |(first, last)| u64::from(last.saturating_sub(first)) + 1)
+}
+
 /// First and last usable address of a pool.
 fn bounds(pool: Ipv4Net) -> Option<(u32, u32)> {
     let first = pool.hosts().next()?;
@@ -131,6 +136,7 @@ mod tests {
             let last = last.map(|offset| (base + offset).into());
             let free: Vec<Ipv4Addr> = set.free_in(pool, last).collect();
             prop_assert_eq!(free, slow(&used, pool, last));
+            prop_assert_eq!(size(pool), pool.hosts().count() as u64);
             let runs: Vec<_> = set.runs.iter().collect();
             prop_assert!(runs.windows(2).all(|w| *w[0].1 + 1 < *w[1].0), "no two runs touch: {:?}", runs);
         }

@@ -7,7 +7,7 @@ use std::ops::Bound;
 use std::sync::{Arc, Weak};
 
 use castnet_planner::Edge;
-use castnet_rules::HostEndpoint;
+use castnet_rules::{HostEndpoint, Ipv4Net};
 use castnet_topology::Topology;
 use castnet_wire::{McstId, Qpn};
 use parking_lot::Mutex;
@@ -142,6 +142,9 @@ type Holder = (Arc<str>, String);
 struct Indexes {
     by_mcst_id: HashMap<McstId, Arc<str>>,
     mcst_ids: AddressSet,
+    /// McstIDs of this pool are counted by owner; outside of tests there is one.
+    pool: Option<Ipv4Net>,
+    of_pool: HashMap<String, u64>,
     by_switch: BTreeMap<String, BTreeSet<String>>,
     own: BTreeMap<String, Usage>,
     tenants: BTreeMap<String, Quotas>,
@@ -156,6 +159,13 @@ struct Indexes {
 }
 
 impl Groups {
+    /// No groups yet; their McstIDs of this pool are counted by owner.
+    pub(crate) fn new(pool: Ipv4Net) -> Self {
+        let mut groups = Self::default();
+        groups.indexes.pool = Some(pool);
+        groups
+    }
+
     pub(crate) fn get(&self, name: &str) -> Option<&Entry> {
         self.entries.get(name)
     }
@@ -247,6 +257,11 @@ impl Groups {
         self.indexes.owners.get(owner).copied().unwrap_or_default()
     }
 
+    /// The number of McstIDs of the common pool that groups of an owner have.
+    pub(crate) fn of_pool(&self, owner: &str) -> u64 {
+        self.indexes.of_pool.get(owner).copied().unwrap_or_default()
+    }
+
     /// Our usage of a switch, without group `but`.
     pub(crate) fn own(&self, switch: &str, but: Option<&str>) -> Usage {
         let mut own = self.indexes.own.get(switch).copied().unwrap_or_default();
@@ -294,12 +309,19 @@ impl Groups {
 impl Indexes {
     fn set(&mut self, name: &str, footprint: &Footprint<'_>, add: bool) {
         let shared: Arc<str> = name.into();
-        for mcst_id in &footprint.mcst_ids {
+        for (mcst_id, owner) in &footprint.mcst_ids {
             match add {
                 true => drop(self.by_mcst_id.insert(*mcst_id, shared.clone())),
                 false => drop(self.by_mcst_id.remove(mcst_id)),
             }
             self.mcst_ids.set(mcst_id.0, add);
+            if self.pool.is_some_and(|pool| pool.contains(&mcst_id.0)) {
+                let owned = self.of_pool.entry((*owner).into()).or_default();
+                *owned = count(*owned, 1, add);
+                if *owned == 0 {
+                    self.of_pool.remove(*owner);
+                }
+            }
         }
         for switch in &footprint.switches {
             let names = self.by_switch.entry((*switch).into()).or_default();
@@ -387,7 +409,8 @@ fn usage(record: &Record, switch: &str) -> Option<Usage> {
 /// What a record has in the indexes.
 #[derive(Default)]
 struct Footprint<'r> {
-    mcst_ids: Vec<McstId>,
+    /// With the owner.
+    mcst_ids: Vec<(McstId, &'r str)>,
     switches: BTreeSet<&'r str>,
     /// By switch, with the owner.
     own: BTreeMap<&'r str, (&'r str, Usage)>,
@@ -437,7 +460,10 @@ impl<'r> Footprint<'r> {
             rule.endpoints.iter().map(move |e| (edge(e), u32::from(lanes)))
         });
         Self {
-            mcst_ids: record.all_mcst_ids().collect(),
+            mcst_ids: record
+                .all_mcst_ids()
+                .map(|mcst_id| (mcst_id, record.owner.as_str()))
+                .collect(),
             switches: rules()
                 .map(|(s, _)| s)
                 .chain(&record.placed)

@@ -6,10 +6,13 @@ use castnet_toml_reader::Value;
 
 use crate::config::Config;
 use crate::error::Refusal;
-use crate::state::{Core, Record};
+use crate::state::{Core, Record, pool};
 
 /// In quotas of groups, each lane of a group counts once for each so many ranks: a record has a connection for each rank and lane.
 pub(crate) const RANKS_PER_GROUP: u64 = 64;
+
+/// A host without a tenant has one of so many parts of the pool of McstIDs, and one McstID at least.
+const HOST_PART_OF_POOL: u64 = 4;
 
 /// A burst within a quota of bandwidth, in milliseconds of the rate: a group that is created again has it again, and it counts nowhere.
 const BURST_MS: u64 = 50;
@@ -159,17 +162,10 @@ impl Core {
     /// Refuses a group that exceeds a quota of its tenant; without a tenant, that of the host that creates it.
     pub(crate) fn check_quotas(&self, config: &Config, record: &Record) -> Result<(), Refusal> {
         let Some(tenant) = config.tenants.iter().find(|tenant| tenant.name == record.tenant) else {
-            let (used, more) = (self.groups.owned_by(&record.owner), Quotas::of(record).groups);
-            if config.is_host(&record.owner) && used + more > config.host_groups {
-                let (host, quota) = (record.owner.clone(), config.host_groups);
-                return Err(Refusal::HostQuota {
-                    host,
-                    quota,
-                    used,
-                    more,
-                });
-            }
-            return Ok(());
+            return match config.is_host(&record.owner) {
+                true => self.check_host_quotas(config, record),
+                false => Ok(()),
+            };
         };
         match (tenant.bandwidth, record.rate_limit) {
             (Some(quota), None) => {
@@ -209,6 +205,34 @@ impl Core {
         }
         Ok(())
     }
+
+    /// Refuses a group that exceeds what a host without a tenant may create: groups, and McstIDs of a pool that may be small.
+    fn check_host_quotas(&self, config: &Config, record: &Record) -> Result<(), Refusal> {
+        let host = || record.owner.clone();
+        let (used, more) = (self.groups.owned_by(&record.owner), Quotas::of(record).groups);
+        if used + more > config.host_groups {
+            return Err(Refusal::HostQuota {
+                host: host(),
+                quota: config.host_groups,
+                used,
+                more,
+            });
+        }
+        let pool = self.mcst_pool;
+        let share = (pool::size(pool) / HOST_PART_OF_POOL).max(1);
+        let of_pool = record.all_mcst_ids().filter(|mcst_id| pool.contains(&mcst_id.0));
+        let (used, more) = (self.groups.of_pool(&record.owner), of_pool.count() as u64);
+        if used + more > share {
+            return Err(Refusal::HostPool {
+                host: host(),
+                pool,
+                share,
+                used,
+                more,
+            });
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -240,6 +264,34 @@ mod tests {
             core.forget(group).unwrap();
         }
         assert_eq!(core.groups.owned_by("h0"), 0);
+    }
+
+    /// In a small pool one certificate took all McstIDs long before it had its number of groups.
+    #[test]
+    fn no_host_takes_all_mcst_ids_of_a_small_pool() {
+        let mut core = core(|config| {
+            config.mcst_pool = "10.200.0.0/28".parse().expect("a pool");
+            config.listen = "https://127.0.0.1:0".parse().expect("an address");
+        });
+        for job in ["a", "b", "c"] {
+            core.seat_rank(join(job, 0, 2, ""), "h0").map(drop).unwrap();
+        }
+        let refused = core.seat_rank(join("d", 0, 2, ""), "h0").map(drop).unwrap_err();
+        let is_share = matches!(
+            &refused,
+            Refusal::HostPool {
+                share: 3,
+                used: 3,
+                ..
+            }
+        );
+        assert!(is_share, "{refused}");
+        assert!(refused.to_string().contains("10.200.0.0/28"), "{refused}");
+        core.seat_rank(join("e", 1, 2, ""), "h1").map(drop).unwrap();
+        // What is gone does not count.
+        core.forget("a").unwrap();
+        core.seat_rank(join("d", 0, 2, ""), "h0").map(drop).unwrap();
+        assert_eq!(core.groups.of_pool("h0"), 3);
     }
 
     /// A job is spread over switches, and counts at each what it has there.

@@ -1,22 +1,57 @@
-//! Neighbours of a switch that takes registrations.
+//! Neighbours and queue pairs at a switch that takes registrations.
 
 use std::net::Ipv4Addr;
 
 use crate::common::*;
+use castnet_rules::NextHop;
+use castnet_wire::Qpn;
 use castnet_wire::mrp::DEFAULT_PORT;
+use castnet_worker::InstallError;
 use castnet_worker::engine::{PortSet, RegistrationConfig, Said};
+
+fn registration() -> RegistrationConfig {
+    RegistrationConfig {
+        udp_port: DEFAULT_PORT,
+        ports: PortSet::default(),
+        fabric: PortSet::default(),
+        pool: vec!["10.200.0.0/24".parse().unwrap()],
+    }
+}
+
+/// A leader named queue pairs of other hosts as receivers, and groups of a controller with these members were refused.
+#[test]
+fn a_group_that_a_host_registers_takes_no_queue_pair_from_others() {
+    let lab = Lab::with(2, 1, |config| config.engine.registration = Some(registration()));
+    let install = |n: usize| {
+        let mut rule = rule(n, &[0, 1]);
+        if let NextHop::Host(receiver) = &mut rule.endpoints[1].next_hop {
+            receiver.qpn = Qpn::new(17);
+        }
+        lab.dataplane.install(&rule)
+    };
+    let clashes = |n| matches!(install(n), Err(InstallError::Clash(_)));
+    // 200 and 201 have addresses of the pool, the others have not.
+    install(200).unwrap();
+    assert!(clashes(201), "groups that hosts register bind each other");
+    install(257).unwrap();
+    assert!(
+        clashes(258),
+        "the queue pair is a member of one group of a controller"
+    );
+    assert!(clashes(202), "a host takes it from nobody");
+    // What goes with one group stays with the other.
+    lab.dataplane.remove_group(mcst(200)).unwrap();
+    assert!(clashes(258) && clashes(202));
+    lab.dataplane.remove_group(mcst(257)).unwrap();
+    install(258).unwrap();
+}
 
 /// A leader named made-up hosts at its port as receivers, and they displaced the hosts at other ports.
 #[test]
 fn members_of_groups_that_hosts_register_give_way_like_others() {
     let lab = Lab::with(3, 2, |config| {
         config.engine.neighbours_max = 8;
-        config.engine.registration = Some(RegistrationConfig {
-            udp_port: DEFAULT_PORT,
-            ports: PortSet::default(),
-            fabric: PortSet::default(),
-            pool: vec!["10.200.0.0/24".parse().unwrap()],
-        });
+        config.engine.registration = Some(registration());
     });
     // The first group has an address of the pool, the second one has not.
     for (n, members) in [(1, [0, 1]), (257, [0, 2])] {

@@ -12,7 +12,8 @@ use std::time::Duration;
 use castnet_member::{Group, MemberConfig};
 use castnet_port::{BoxPort, MemLink, MemLinkConfig, PortSpec};
 use castnet_replicate::{
-    Address, Client, Pace, Pattern, ReplicateError, ServerConfig, ServerEvent, Way, Workload, serve,
+    Address, CLIENT_SILENCE, Client, Pace, Pattern, ReplicateError, ServerConfig, ServerEvent, Way, Workload,
+    serve,
 };
 use castnet_rnic::{SoftRnic, SoftRnicConfig};
 use castnet_wire::{Nanos, Pmtu};
@@ -35,6 +36,8 @@ struct Place {
     folder: tempfile::TempDir,
     /// Stops the server.
     stop: Arc<AtomicBool>,
+    /// How long a client may ask for nothing.
+    silence: Duration,
 }
 
 impl Place {
@@ -43,6 +46,7 @@ impl Place {
         Self {
             folder,
             stop: Arc::default(),
+            silence: CLIENT_SILENCE,
         }
     }
 
@@ -66,6 +70,7 @@ impl Place {
             bytes,
             file: file.map(Path::to_owned),
             listen: Address::Unix(self.socket()),
+            client_silence: self.silence,
             member: member(),
         };
         let (left, right) = MemLink::pair(&MemLinkConfig::default());
@@ -239,6 +244,29 @@ fn a_server_that_is_stopped_says_so_to_its_client() {
     let error = Some("the server was stopped".to_owned());
     let name = "h1".to_owned();
     assert_eq!(events.last(), Some(&ServerEvent::Left { name, error }));
+}
+
+/// A connection that had said Hello and no more, as of a machine without power, held the server for ever.
+#[test]
+fn a_client_that_asks_for_nothing_gives_way_to_the_next_one() {
+    let place = Place {
+        silence: Duration::from_millis(100),
+        ..Place::new()
+    };
+    let events = place.with_server(Some(1000), None, |_, stop| {
+        let mut silent = UnixStream::connect(place.socket()).expect("connected");
+        writeln!(silent, r#"{{"hello":{{"version":1,"client":"x"}}}}"#).expect("sent");
+        let mut answers = BufReader::new(silent.try_clone().expect("a twin")).lines();
+        let mut next = || answers.next().expect("an answer").expect("read");
+        assert!(next().contains("hello"));
+        // The first connection is open all the time.
+        place.connect(stop).expect("connected");
+        let last = next();
+        assert!(last.contains("x has asked for nothing for 100ms"), "{last}");
+    });
+    let error = Some("x has asked for nothing for 100ms".to_owned());
+    let name = "x".to_owned();
+    assert_eq!(events[1], ServerEvent::Left { name, error });
 }
 
 #[test]

@@ -182,6 +182,11 @@ fn count_anew<'r>(fabric: &Topology, records: impl Iterator<Item = &'r Record>) 
     LinkLoad::from_edges(fabric, walk(records).iter().map(|(edge, groups)| (edge, *groups)))
 }
 
+/// Holds some of the McstIDs.
+fn pool() -> Ipv4Net {
+    "10.200.0.0/22".parse().unwrap()
+}
+
 /// Each answer of an index is what a walk over all groups finds.
 fn check(groups: &Groups, all: &BTreeMap<String, Record>, fabrics: &[Arc<Topology>]) {
     for name in 0..6 {
@@ -211,6 +216,11 @@ fn check(groups: &Groups, all: &BTreeMap<String, Record>, fabrics: &[Arc<Topolog
             };
             assert_eq!(groups.own(switch, but), own);
             for owner in all.values().map(|r| &r.owner) {
+                let own = all.values().filter(|r| r.owner == *owner);
+                let of_pool = own
+                    .flat_map(Record::all_mcst_ids)
+                    .filter(|m| pool().contains(&m.0));
+                assert_eq!(groups.of_pool(owner), of_pool.count() as u64);
                 let of = placed().filter(|r| r.owner == *owner);
                 let bytes: u64 = of.map(|r| r.reserved_on(switch)).sum();
                 assert_eq!(groups.memory_of(owner, switch, but.unwrap_or_default()), bytes);
@@ -254,7 +264,7 @@ proptest! {
     fn the_indexes_answer_as_a_walk_over_all_groups_does(
         changes in proptest::collection::vec((shape(), any::<bool>()), 1..20),
     ) {
-        let (mut groups, mut all) = (Groups::default(), BTreeMap::new());
+        let (mut groups, mut all) = (Groups::new(pool()), BTreeMap::new());
         let (whole, mixed) = (fabric(8), with_forwarder());
         let fabrics = [cut(&whole), whole, cut(&mixed), mixed, fabric(2)];
         let mut held = Vec::new();
@@ -285,5 +295,6 @@ proptest! {
         let left = indexes.own.values().any(|own| *own != Usage::default());
         prop_assert!(!left && indexes.memory.is_empty() && indexes.load.is_empty() && indexes.by_switch.is_empty());
         prop_assert!(indexes.queue_pairs.is_empty() && indexes.by_mcst_id.is_empty() && indexes.by_host.is_empty());
+        prop_assert!(indexes.of_pool.is_empty());
     }
 }
