@@ -186,7 +186,9 @@ impl Controller {
             return Err(StoreError::Refused { epoch }.into());
         }
         let shared = self.present.lock().clone();
-        let used = shared.as_ref().and_then(|now| now.lock().used_beside(&config.switches));
+        let used = shared
+            .as_ref()
+            .and_then(|now| now.lock().used_beside(&config.switches));
         if let Some((switch, group)) = used {
             return Err(StartError::SwitchInUse { switch, group });
         }

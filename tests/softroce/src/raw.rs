@@ -28,7 +28,9 @@ impl Raw {
         let (to_send, sending) = channel::<Vec<u8>>();
         let (ready, opened) = channel();
         let path = format!("/run/netns/{namespace}");
-        let spec: PortSpec = format!("af_packet:{interface}").parse()?;
+        let spec: PortSpec = format!("af_packet:{interface},rx=1024,tx=128").parse()?;
+        // Other hosts may have the interface, too.
+        let spec = spec.for_rnic(ip);
         let thread = std::thread::spawn(move || -> Result<()> {
             let file = std::fs::File::open(&path).with_context(|| path.clone())?;
             nix::sched::setns(file, nix::sched::CloneFlags::CLONE_NEWNET)?;

@@ -514,7 +514,10 @@ mod tests {
         });
         assert!(matches!(failed.await, Err(StoreError::Failed { .. })));
         let refused = RedbStore::open(&path).unwrap_err().to_string();
-        assert!(refused.contains("no other controller has the same store"), "{refused}");
+        assert!(
+            refused.contains("no other controller has the same store"),
+            "{refused}"
+        );
         assert!(content(&path).is_err());
         store.commit([write("a", 0)].into()).await.unwrap();
     }

@@ -44,11 +44,12 @@ impl Held {
 /// Claims an interface for a switch: a name that is bound once. It is one of the network namespace, as the interface is, and ends with the process.
 fn claimed(spec: &AfPacketSpec, index: u32) -> Result<UnixDatagram, OpenError> {
     let name = SocketAddr::from_abstract_name(format!("castnet/port/{index}"));
-    name.and_then(|name| UnixDatagram::bind_addr(&name)).map_err(|error| match error.kind() {
-        io::ErrorKind::AddrInUse => OpenError::HasSwitch {
-            interface: spec.interface.clone(),
-            index,
-        },
-        _ => failed(spec, "claim it", "are Unix sockets in this kernel?")(error),
-    })
+    name.and_then(|name| UnixDatagram::bind_addr(&name))
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => OpenError::HasSwitch {
+                interface: spec.interface.clone(),
+                index,
+            },
+            _ => failed(spec, "claim it", "are Unix sockets in this kernel?")(error),
+        })
 }

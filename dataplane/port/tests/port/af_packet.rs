@@ -429,7 +429,12 @@ fn an_interface_has_one_switch_and_any_number_of_hosts() {
         ip("link property add dev v0 altname uplink");
         assert!(AfPacketSpec::new("uplink").open(&pool, Sides::Both).is_err());
         let sender = AfPacketSpec::new("v0").open(&pool, Sides::Send).unwrap();
-        let host = || AfPacketSpec::new("v0").for_rnic().open(&pool, Sides::Both).unwrap();
+        let host = || {
+            AfPacketSpec::new("v0")
+                .for_rnic()
+                .open(&pool, Sides::Both)
+                .unwrap()
+        };
         let others = [open("v1", &pool), host(), host(), sender];
         drop(switch);
         open("v0", &pool);

@@ -33,17 +33,19 @@ pub(crate) struct Rank {
 
 impl Rank {
     fn connect(config: CommConfig, here: Sender<u16>, go: Receiver<()>) -> Result<Self> {
-        let pool = Pool::new(PoolConfig::default());
-        let port = "af_packet:eth0"
+        let (pool, ip) = (Pool::new(PoolConfig::default()), Lab::ip(&config.host).parse()?);
+        // A host may have several ranks.
+        let port = "af_packet:eth0,rx=1024,tx=128"
             .parse::<PortSpec>()
             .map_err(|e| anyhow!("{e}"))?
+            .for_rnic(ip)
             .open(&pool, Sides::Both)?;
         let rnic = SoftRnic::new(
             port,
             pool,
             SoftRnicConfig {
                 first_qpn: Qpn::new(0x100 + 16 * u32::from(config.rank)),
-                ..SoftRnicConfig::new(Lab::ip(&config.host).parse()?)
+                ..SoftRnicConfig::new(ip)
             },
         )?;
         Ok(Self {

@@ -341,9 +341,9 @@ fn open(options: &Options) -> Result<Box<dyn Rnic>> {
     let Some(interface) = &options.soft else {
         return castnet_softroce_tests::device::open();
     };
-    let spec: PortSpec = format!("af_packet:{interface}").parse()?;
+    let spec: PortSpec = format!("af_packet:{interface},rx=1024,tx=128").parse()?;
     let pool = Pool::new(PoolConfig::default());
-    let port = spec.open(&pool, Sides::Both)?;
+    let port = spec.for_rnic(options.ip).open(&pool, Sides::Both)?;
     Ok(Box::new(SoftRnic::new(
         port,
         pool,

@@ -96,9 +96,9 @@ fn main() -> Result<()> {
 
 /// The software RNIC on an interface of this machine.
 fn soft(interface: &str, ip: Ipv4Addr) -> Result<SoftRnic<castnet_port::BoxPort>> {
-    let spec: PortSpec = format!("af_packet:{interface}").parse()?;
+    let spec: PortSpec = format!("af_packet:{interface},rx=1024,tx=128").parse()?;
     let pool = Pool::new(PoolConfig::default());
-    let port = spec.open(&pool, Sides::Both)?;
+    let port = spec.for_rnic(ip).open(&pool, Sides::Both)?;
     Ok(SoftRnic::new(port, pool, SoftRnicConfig::new(ip))?)
 }
 
