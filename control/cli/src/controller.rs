@@ -207,7 +207,7 @@ fn failure(error: StartError) -> Failure {
         | StartError::Kept(_)
         | StartError::SwitchInUse { .. } => Failure::usage(error),
         StartError::Store(StoreError::Refused { .. }) => Failure::failed(error).next(
-            "use the store of the other controller; or stop that one, and give this store a larger epoch (groups that it does not know are removed):\n\
+            "use the store of the other controller; or stop that one, and give this store a larger epoch (groups that it does not know run on, until castnet group purge):\n\
              castnet store export ..., then castnet store import --force ...",
         ),
         // These messages already contain the next step.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use castnet_console::exit::{self, Failure, Outcome};
+use castnet_console::files::{self, Place};
 use castnet_console::output::{Done, Output};
 use castnet_console::units::plural;
 use castnet_proto::part_file;
@@ -131,17 +132,21 @@ fn exists(path: &Path) -> Failure {
 }
 
 /// A whole file beside its place, where nobody sees it half written. What has not got there is removed on drop.
-struct Part<'a> {
-    place: &'a Path,
+struct Part {
+    place: PathBuf,
     part: PathBuf,
 }
 
-impl<'a> Part<'a> {
-    fn new(place: &'a Path, text: &str, mode: u32) -> Outcome<Self> {
-        let failed = |error| exit::cannot_write(place, &error);
-        let (part, mut file) = part_file::create(place, OpenOptions::new().mode(mode)).map_err(failed)?;
+impl Part {
+    /// Beside the file that a link leads to.
+    fn new(path: &Path, text: &str, mode: u32) -> Outcome<Self> {
+        let failed = |error| exit::cannot_write(path, &error);
+        let Place::File(place) = files::place(path).map_err(failed)? else {
+            return Err(Failure::usage(format!("{} is not a regular file", path.display())));
+        };
+        let (part, mut file) = part_file::create(&place, OpenOptions::new().mode(mode)).map_err(failed)?;
         let part = Self { place, part };
-        keep_readers(place, &file)?;
+        keep_readers(&part.place, &file)?;
         file.write_all(text.as_bytes()).map_err(failed)?;
         file.sync_all().map_err(failed)?;
         Ok(part)
@@ -149,18 +154,18 @@ impl<'a> Part<'a> {
 
     fn place(self, force: bool) -> Outcome {
         let placed = match force {
-            true => fs::rename(&self.part, self.place),
+            true => fs::rename(&self.part, &self.place),
             // Fails where there is one by now.
-            false => fs::hard_link(&self.part, self.place),
+            false => fs::hard_link(&self.part, &self.place),
         };
         placed.map_err(|error| match error.kind() {
-            ErrorKind::AlreadyExists => exists(self.place),
-            _ => exit::cannot_write(self.place, &error),
+            ErrorKind::AlreadyExists => exists(&self.place),
+            _ => exit::cannot_write(&self.place, &error),
         })
     }
 }
 
-impl Drop for Part<'_> {
+impl Drop for Part {
     fn drop(&mut self) {
         // It is gone after a rename.
         let _ = fs::remove_file(&self.part);
@@ -397,6 +402,14 @@ mod tests {
             6,
             "no parts are left"
         );
+        // A link stays one, and the services behind it get the new file.
+        let (link, file) = (folder.join("ops.key"), folder.join("moved"));
+        fs::rename(&link, &file).expect("moved");
+        std::os::unix::fs::symlink("moved", &link).expect("a link");
+        let old = fs::read(&file).expect("a key");
+        issue(folder, "ops", Vec::new(), &force).expect("a new one");
+        assert!(link.is_symlink());
+        assert_ne!(fs::read(&file).expect("a key"), old);
     }
 
     #[test]

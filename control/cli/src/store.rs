@@ -98,8 +98,8 @@ fn counts(groups: usize, hosts: usize) -> String {
 
 fn imported_sentence(store: &str, groups: usize, hosts: usize, document: &Path) -> String {
     format!(
-        "{store} has {} of {}. A controller on it ends all groups that were created since this export: it removes their rules from the \
-         switches, with a line in its log for each",
+        "{store} has {} of {}. Groups that were created since this export run on at the switches, and a controller on it leaves them alone: \
+         castnet group purge shows and removes them",
         counts(groups, hosts),
         document.display()
     )
@@ -157,7 +157,7 @@ impl Place {
                 let store = lead(config).await?;
                 let entries = store.load().await.map_err(failed);
                 store.close().await.map_err(failed)?;
-                entries
+                entries.and_then(|entries| there(entries, config))
             }
         }
     }
@@ -176,6 +176,17 @@ impl Place {
             Self::File(path) => Ok(Box::new(RedbStore::open(path).map_err(failed)?)),
             Self::Etcd(config) => Ok(Box::new(lead(config).await?)),
         }
+    }
+}
+
+/// A controller has entries in its store from its first start on.
+fn there(entries: Entries, config: &EtcdConfig) -> Outcome<Entries> {
+    match entries.is_empty() {
+        true => {
+            let what = format!("etcd has no store with the prefix {:?}", config.prefix);
+            Err(Failure::failed(what).next("give the prefix that its controllers have, in the table of the store"))
+        }
+        false => Ok(entries),
     }
 }
 
@@ -311,14 +322,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_import_says_what_it_ends() {
+    fn an_import_says_what_becomes_of_groups_that_it_does_not_have() {
         let sentence = imported_sentence("new.redb", 2, 1, Path::new("backup.json"));
         for part in [
             "new.redb has 2 group(s), 1 host(s) of backup.json",
-            "ends all groups",
-            "since",
+            "created since this export run on",
+            "castnet group purge",
         ] {
             assert!(sentence.contains(part), "{sentence}");
         }
+    }
+
+    /// A nightly export with a mistyped prefix made empty backups.
+    #[test]
+    fn a_store_in_etcd_that_no_controller_has_used_is_none() {
+        let text = "store = { etcd = [\"http://127.0.0.1:1\"], prefix = \"typo\" }";
+        let config = Config::from_toml(text, Path::new("/etc")).expect("a configuration");
+        let config = config.etcd.expect("etcd");
+        let refused = there(Entries::new(), &config).expect_err("nothing is there");
+        assert_eq!(refused.what, "etcd has no store with the prefix \"typo\"");
     }
 }

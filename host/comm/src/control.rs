@@ -153,6 +153,12 @@ fn is_transient(error: &ControllerError) -> bool {
     }
 }
 
+/// Whether the next call may succeed. Once the group was active, whatever is between it and its controller may be mended: a certificate that
+/// is not valid any more, a name that is not known.
+fn goes_on(error: &ControllerError, was_active: bool) -> bool {
+    is_transient(error) || was_active && matches!(error, ControllerError::Transport(_))
+}
+
 /// Holds the lease until the group fails or is refused. Once the group was active, it retries without limit: traffic
 /// needs no controller.
 async fn hold(
@@ -176,7 +182,7 @@ async fn hold(
             },
             Err(error) => error,
         };
-        if !is_transient(&error) || active.is_none() && start.elapsed() >= patience {
+        if !goes_on(&error, active.is_some()) || active.is_none() && start.elapsed() >= patience {
             return Err(error);
         }
         match active.is_some() && outage.lasts() {
@@ -220,4 +226,22 @@ async fn follow(
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use castnet_proto::transport::TransportError;
+
+    use super::*;
+
+    /// A controller that was started again with a certificate that had ended failed all running jobs.
+    #[test]
+    fn a_running_job_outlives_what_keeps_it_from_its_controller() {
+        let address = "https://c1:7470".parse().expect("an address");
+        let error = ControllerError::from(TransportError::Tls(address, "they have ended".into()));
+        assert!(!goes_on(&error, false) && goes_on(&error, true));
+        let refused = |code| ControllerError::from(Status::new(code, "no"));
+        assert!(!goes_on(&refused(Code::PermissionDenied), true));
+        assert!(goes_on(&refused(Code::Unavailable), false));
+    }
 }

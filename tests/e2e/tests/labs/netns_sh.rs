@@ -663,7 +663,7 @@ fn what_is_wrong_with_a_lab_is_named() -> Result<()> {
         );
     }
     // Without the refusal, this verb would do no harm to a service of this machine.
-    for service in ["switch", "controller"] {
+    for service in ["switch", "controller", "dpdk"] {
         let out = lab.command("status", &[]).env("LAB", service).output()?;
         let text = String::from_utf8_lossy(&out.stderr);
         ensure!(

@@ -52,13 +52,13 @@ impl Core {
             self.free_name(&join.job)?;
         }
         self.check_secret(&join.job, join.rank, &Secret::new(&join.job, &join.secret))?;
-        self.check_no_switch("host", &join.endpoint.name)?;
         let seated = match self.collective(&join.job) {
             Ok((_, group)) => same_seat(group, &join).map(|seat| seat.generation),
             Err(_) => None,
         };
         if seated.is_none() {
             self.journal.check_room()?;
+            self.check_no_switch("host", &join.endpoint.name)?;
             self.check_known("host", &join.endpoint.name)?;
         }
         let ends = std::iter::once(&join.endpoint).chain(&join.more);

@@ -63,6 +63,19 @@ fn generations(group: &Collective) -> Vec<Option<u64>> {
     each.collect()
 }
 
+/// A relay that was named after its host failed the job of that host at its next call.
+#[test]
+fn a_rank_that_is_in_stays_though_a_switch_has_the_name_of_its_host() {
+    let mut core = core(|_| {});
+    let seat = |core: &mut Core, rank| core.seat_rank(join("job", rank, 2, ""), "h0").map(drop);
+    seat(&mut core, 0).unwrap();
+    for name in ["h0", "h1"] {
+        core.facts.switches.insert(name.into(), Default::default());
+    }
+    seat(&mut core, 0).unwrap();
+    assert!(seat(&mut core, 1).is_err(), "a new one");
+}
+
 /// Ranks join one generation after the present one. Those of the present one wait for nothing.
 #[test]
 fn a_group_goes_on_by_itself_when_its_ranks_have_joined_or_left() {
