@@ -253,7 +253,7 @@ fn unheard(core: &Core, near: (&str, u8), far: (&str, u8)) -> Option<String> {
 mod tests {
     use super::*;
     use crate::state::core::tests::core;
-    use crate::state::fabric::{NeighbourReport, PortReport, SwitchReport};
+    use crate::state::fabric::{Fabric, NeighbourReport, PortReport, SwitchReport};
 
     fn report(neighbour: Option<&str>, up: bool) -> (Reach, SwitchReport) {
         let port = PortReport {
@@ -287,12 +287,12 @@ mod tests {
     /// Both ends have heard the other one before.
     fn core_with(facts: Facts) -> Core {
         let mut core = core(|_| {});
-        core.facts = self::facts(report(Some("b"), true), report(Some("a"), true));
+        core.facts = Fabric::new(self::facts(report(Some("b"), true), report(Some("a"), true)));
         for (by, other) in [("a", "b"), ("b", "a")] {
             let (_, heard) = report(Some(other), true);
             core.signs.report(&core.facts, by, &heard, core.now);
         }
-        core.facts = facts;
+        core.facts = Fabric::new(facts);
         core
     }
 
@@ -313,9 +313,9 @@ mod tests {
         assert!(!unheard(report(Some("b"), true), away(None)));
         assert!(!unheard(away(None), away(None)), "nobody says anything");
         let silent = || facts(report(None, true), report(None, true));
-        let mut filed = core_with(silent());
-        filed.facts.file = Some(castnet_topology::Topology::star(2).unwrap());
-        let says = super::unheard(&filed, at[0], at[1]);
+        let mut filed = silent();
+        filed.file = Some(castnet_topology::Topology::star(2).unwrap());
+        let says = super::unheard(&core_with(filed), at[0], at[1]);
         assert_eq!(says, None, "a file's links need no LLDP");
     }
 
@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn a_link_over_which_nothing_was_ever_heard_is_not_down() {
         let mut core = core(|_| {});
-        core.facts = facts(report(None, true), report(None, true));
+        core.facts = Fabric::new(facts(report(None, true), report(None, true)));
         assert_eq!(unheard(&core, ("a", 7), ("b", 7)), None);
     }
 

@@ -11,6 +11,7 @@ use castnet_wire::{MacAddr, Psn, Qpn};
 use super::record::{Collective, Seat};
 use crate::error::Refusal;
 use crate::state::core::tests::{core, join, warnings, write};
+use crate::state::fabric::SwitchReport;
 use crate::state::lifecycle::PHASES;
 use crate::state::{After, Core, Draws, Due, Effect, Ends, Event, GroupKind, Joining, Kind, Phase};
 
@@ -70,7 +71,7 @@ fn a_rank_that_is_in_stays_though_a_switch_has_the_name_of_its_host() {
     let seat = |core: &mut Core, rank| core.seat_rank(join("job", rank, 2, ""), "h0").map(drop);
     seat(&mut core, 0).unwrap();
     for name in ["h0", "h1"] {
-        core.facts.switches.insert(name.into(), Default::default());
+        core.facts.report(name, SwitchReport::default());
     }
     seat(&mut core, 0).unwrap();
     assert!(seat(&mut core, 1).is_err(), "a new one");
