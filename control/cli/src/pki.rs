@@ -142,7 +142,10 @@ impl Part {
     fn new(path: &Path, text: &str, mode: u32) -> Outcome<Self> {
         let failed = |error| exit::cannot_write(path, &error);
         let Place::File(place) = files::place(path).map_err(failed)? else {
-            return Err(Failure::usage(format!("{} is not a regular file", path.display())));
+            return Err(Failure::usage(format!(
+                "{} is not a regular file",
+                path.display()
+            )));
         };
         let (part, mut file) = part_file::create(&place, OpenOptions::new().mode(mode)).map_err(failed)?;
         let part = Self { place, part };

@@ -184,7 +184,8 @@ fn there(entries: Entries, config: &EtcdConfig) -> Outcome<Entries> {
     match entries.is_empty() {
         true => {
             let what = format!("etcd has no store with the prefix {:?}", config.prefix);
-            Err(Failure::failed(what).next("give the prefix that its controllers have, in the table of the store"))
+            Err(Failure::failed(what)
+                .next("give the prefix that its controllers have, in the table of the store"))
         }
         false => Ok(entries),
     }
