@@ -639,7 +639,7 @@ fn a_ready_file_for_which_there_is_no_room_is_found_before_anything_is_opened() 
     }
     let disk = Mounted(folder);
     let at = |name: &str| disk.0.path().join(name).display().to_string();
-    std::fs::write(at("fill"), vec![0; 1 << 17]).expect_err("the disk is smaller");
+    std::fs::write(at("fill"), vec![0_u8; 1 << 17]).expect_err("the disk is smaller");
     let listen = format!("unix:{}", at("socket"));
     let (code, said) = failure(&[
         "switch",
