@@ -103,7 +103,7 @@ struct ServeCommand {
     /// Bytes of memory; for a file that is not empty, its length [default: as many as the file has]
     #[arg(long, value_name = "SIZE", required_unless_present = "file")]
     size: Option<Size>,
-    /// File that the memory is read from at the start. It is saved to when a client has finished, and at the end. Made if --size is given
+    /// File that the memory is read from at the start. It is saved to after each transfer, and at the end. Made if --size is given
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Where clients connect: IP:PORT or unix:PATH [default: port 4794 of the RNIC's address]
