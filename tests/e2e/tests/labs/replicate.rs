@@ -240,11 +240,18 @@ fn a_server_is_killed(lab: &Lab) -> Result<()> {
     );
     let number = |key| number_after(&said, key).with_context(|| said.clone());
     let (count, under_way) = (number("--count")?, number("--under-way")?);
-    servers.0.retain(|(host, _)| host != "h3");
+    let dead = servers.0.remove(1);
     let verify = ["--size", "8KiB", "--count", &count, "--under-way", &under_way];
     let (ok, report) = client(lab, &servers, "verify", &verify)?;
     ensure!(ok, "{report:#}");
-    all_there(&report, 2)
+    all_there(&report, 2)?;
+    // The way to the first server is measured before the one that fails.
+    servers.0.push(dead);
+    let load = ["--size", "8KiB", "--count", "100", "--group", GROUP];
+    let (ok, rows) = client(lab, &servers, "compare", &load)?;
+    let rows = rows.as_array().cloned().unwrap_or_default();
+    ensure!(!ok && rows.len() == 1 && rows[0]["by"] == "one", "{rows:#?}");
+    Ok(())
 }
 
 /// A server that is stopped for longer than its lease is put out of the group, and the group goes on without it: writes are
