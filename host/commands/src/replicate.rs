@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use castnet_console::connect::{CONTROLLER, Tls};
-use castnet_console::exit::{Failure, Outcome};
+use castnet_console::exit::{Failure, Outcome, first_failure};
 use castnet_console::output::{Output, remark};
 use castnet_console::service::Ready;
 use castnet_console::units::{Size, Span, name, positive_span};
@@ -103,7 +103,7 @@ struct ServeCommand {
     /// Bytes of memory; for a file that is not empty, its length [default: as many as the file has]
     #[arg(long, value_name = "SIZE", required_unless_present = "file")]
     size: Option<Size>,
-    /// File that the memory is read from at the start. It is saved to when a client has finished, and at the end. Made if --size is given
+    /// File that the memory is read from at the start. It is saved to after each transfer, and at the end. Made if --size is given
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Where clients connect: IP:PORT or unix:PATH [default: port 4794 of the RNIC's address]
@@ -381,7 +381,7 @@ impl LoadArgs {
         };
         let before = rnic.traffic();
         let work = client.write(rnic, &way, workload, self.pace(), &mut |_| {});
-        let work = work.map_err(replicate)?;
+        let work = work.map_err(|error| broken(error, &workload))?;
         let traffic = (before, rnic.traffic());
         let writes = work.written.writes;
         let checked = match self.no_verify {
@@ -419,20 +419,25 @@ impl WriteCommand {
 impl CompareCommand {
     fn run(self, output: Output, stop: &Stop) -> Outcome {
         let mut rnic = self.host.device.open()?;
-        let mut rows = Vec::new();
-        for size in &self.size {
-            for by in By::ALL {
-                let way = (by, Some(self.group.as_str()));
-                let turn = (*size, rows.len() as u64);
-                rows.push(
-                    self.load
-                        .run(&mut *rnic, &self.host, &self.servers.servers, way, turn, stop)?,
-                );
+        let (mut rows, mut ended) = (Vec::new(), Ok(()));
+        let runs = self.size.iter().flat_map(|size| By::ALL.map(|by| (*size, by)));
+        for (turn, (size, by)) in (0..).zip(runs) {
+            let (way, turn) = ((by, Some(self.group.as_str())), (size, turn));
+            let servers = &self.servers.servers;
+            match self.load.run(&mut *rnic, &self.host, servers, way, turn, stop) {
+                Ok(row) => rows.push(row),
+                Err(failure) => {
+                    ended = Err(failure);
+                    break;
+                }
             }
+        }
+        if rows.is_empty() {
+            return ended;
         }
         let comparison = Comparison { rows };
         let verdict = comparison.rows.iter().try_for_each(WriteReport::verdict);
-        output.conclude(&comparison, verdict)
+        output.conclude(&comparison, first_failure([ended, verdict]))
     }
 }
 
@@ -450,28 +455,47 @@ impl VerifyCommand {
     }
 }
 
+/// A transfer failed. The next step checks what it has written.
+fn broken(error: ReplicateError, workload: &Workload) -> Failure {
+    let check = match error {
+        ReplicateError::Broken {
+            acknowledged: acknowledged @ 1..,
+            under_way,
+            ..
+        } => {
+            let Workload {
+                block,
+                span,
+                pattern,
+                seed,
+            } = workload;
+            let pattern = match pattern {
+                Pattern::Sequential => "sequential",
+                Pattern::Random => "random",
+            };
+            Some(format!(
+                "check what the other servers hold: castnet host replicate verify --count {acknowledged} --under-way {under_way} \
+                 --size {block} --span {span} --pattern {pattern} --seed {seed}"
+            ))
+        }
+        _ => None,
+    };
+    let failure = replicate(error);
+    match check {
+        Some(check) => failure.next(check),
+        None => failure,
+    }
+}
+
 fn replicate(error: ReplicateError) -> Failure {
     let what = error.to_string();
     match error {
         ReplicateError::Rnic(error) => failure::rnic(error),
         ReplicateError::Member(error) => failure::member(error),
-        ReplicateError::Broken {
-            error,
-            acknowledged,
-            under_way,
-        } => {
-            let failure = Failure {
-                what,
-                ..replicate(*error)
-            };
-            match acknowledged {
-                0 => failure,
-                _ => failure.next(format!(
-                    "check what the other servers hold: castnet host replicate verify --count {acknowledged} --under-way {under_way}, \
-                     with the same --size, --span, --pattern and --seed"
-                )),
-            }
-        }
+        ReplicateError::Broken { error, .. } => Failure {
+            what,
+            ..replicate(*error)
+        },
         ReplicateError::OutOfRange { .. }
         | ReplicateError::TooSmall { .. }
         | ReplicateError::SameServer { .. } => Failure::usage(what),
@@ -484,5 +508,53 @@ fn replicate(error: ReplicateError) -> Failure {
         ReplicateError::Server { .. } => Failure::refused(what),
         ReplicateError::Interrupted => failure::interrupted(),
         _ => Failure::failed(what),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        verify: VerifyCommand,
+    }
+
+    /// A later row of `compare` has a seed and a size of its own.
+    #[test]
+    fn a_broken_write_names_the_check_of_its_own_blocks() {
+        let workload = Workload {
+            block: 8192,
+            span: 99_840,
+            pattern: Pattern::Sequential,
+            seed: 7,
+        };
+        let next = |acknowledged| {
+            let error = Box::new(ReplicateError::Stopped);
+            let error = ReplicateError::Broken {
+                error,
+                acknowledged,
+                under_way: 2,
+            };
+            broken(error, &workload).next
+        };
+        assert_eq!(next(0), None);
+        let next = next(5).expect("a next step");
+        let (_, check) = next.split_once("castnet host replicate ").expect("a command");
+        let rest = "--interface veth0 --ip 10.0.0.1/24 --name h1 --servers 10.0.0.2";
+        let line = Line::try_parse_from(check.split(' ').chain(rest.split(' ')));
+        let VerifyCommand {
+            size,
+            blocks,
+            count,
+            under_way,
+            ..
+        } = line.expect("flags").verify;
+        assert_eq!((count, under_way, size), (5, 2, Size(8192)));
+        assert_eq!((blocks.span, blocks.seed), (Some(Size(99_840)), 7));
+        assert_eq!(blocks.pattern, PatternArg::Sequential);
     }
 }

@@ -18,7 +18,6 @@ use castnet_member::{
 use castnet_proto::convert::reason_line;
 use castnet_rnic::Rnic;
 use clap::Args;
-use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
 
 use super::fallback::{GuardArgs, Outgoing, Refused, Watched, called, configure};
@@ -113,23 +112,22 @@ pub(super) fn source(path: &Path) -> Outcome<(Box<dyn Read>, StreamHeader)> {
     Ok((file, StreamHeader { name, length }))
 }
 
-/// How often a source that waits for bytes looks whether a signal has asked it to end.
+/// Longest wait of a source for its bytes. Then its reader looks after its other work, and a signal can end it.
 const LOOK_MS: u8 = 50;
 
-/// A file whose bytes may be late, such as a pipe. A signal ends the wait for them.
+/// A file whose bytes may be late, such as a pipe: [`io::ErrorKind::Interrupted`] while there are none. A signal ends the wait for them.
 struct Pipe(File);
 
 impl Read for Pipe {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        while !is_stopped() {
-            let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
-            match poll(&mut fds, LOOK_MS) {
-                Ok(0) | Err(Errno::EINTR) => {}
-                Ok(_) => return self.0.read(out),
-                Err(error) => return Err(error.into()),
-            }
+        if is_stopped() {
+            return Err(files::stopped());
         }
-        Err(files::stopped())
+        let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, LOOK_MS)? {
+            0 => Err(io::ErrorKind::Interrupted.into()),
+            _ => self.0.read(out),
+        }
     }
 }
 
@@ -291,7 +289,26 @@ pub(super) fn lead_away<T>(
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::fd::OwnedFd;
+
     use super::*;
+
+    /// Its reader could do nothing else until the bytes came.
+    #[test]
+    fn a_pipe_without_bytes_returns_to_its_reader() {
+        let (reader, mut writer) = io::pipe().expect("a pipe");
+        let mut source = BufReader::new(Pipe(File::from(OwnedFd::from(reader))));
+        for _ in 0..2 {
+            let late = source.fill_buf().expect_err("there are no bytes");
+            assert_eq!(late.kind(), io::ErrorKind::Interrupted);
+        }
+        writer.write_all(b"12345").expect("written");
+        drop(writer);
+        let mut all = Vec::new();
+        source.read_to_end(&mut all).expect("read");
+        assert_eq!(all, b"12345");
+    }
 
     #[test]
     fn a_file_is_known_by_its_name_and_length_and_a_folder_is_none() {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::Output;
 use castnet_console::units::Span;
-use castnet_member::{Group, MemberConfig, MemberError};
+use castnet_member::{Group, Member, MemberConfig, MemberError};
 use castnet_rnic::Rnic;
 use castnet_rnic::stream::StreamError;
 use clap::Args;
@@ -69,6 +69,13 @@ fn stranger(order: &[String], members: &[String], args: &MemberArgs) -> Option<F
     Some(Failure::usage(what).next(format!(
         "castnet group add {group} {stranger}, or another --order at all members"
     )))
+}
+
+/// Leaves the group, and reports why. The others do not wait for this member.
+fn give_up<T>(member: Member<'_, T>, failure: &Failure) {
+    if let Err(error) = member.give_up(0, &failure.what) {
+        tracing::warn!(%error, "not left");
+    }
 }
 
 impl TurnsCommand {
@@ -178,19 +185,25 @@ impl TurnsCommand {
             }
         };
         if let Some(failure) = stranger {
-            if let Err(error) = member.give_up(0, &failure.what) {
-                tracing::warn!(%error, "not left");
-            }
+            give_up(member, &failure);
             return Err(failure.into());
         }
         let mut done = Vec::new();
         let mut ended = Ok(());
+        // What fails at this member alone.
+        let mut failed = None;
         // The bytes of a turn that has arrived and could not be kept.
         let mut unkept = None;
         for (turn, sender) in self.order.iter().enumerate().skip(held.turn) {
             held.turn = turn;
             if *sender == args.name {
-                let outgoing = held.outgoing.insert(self.open(config)?);
+                let outgoing = match self.open(config) {
+                    Ok(outgoing) => held.outgoing.insert(outgoing),
+                    Err(failure) => {
+                        failed = Some(failure);
+                        break;
+                    }
+                };
                 let (header, mut is_remarked) = (outgoing.header.clone(), false);
                 let sent = member.send_guarded(&header, outgoing, guard, &mut |_, silent| {
                     remark_silence(&mut is_remarked, silent);
@@ -200,9 +213,12 @@ impl TurnsCommand {
                     Err(unsent) if matches!(unsent.error, MemberError::Stream(StreamError::OutOfTurn)) => {
                         // The other one is not held up by this member.
                         let received = member.receive(&mut |_| Ok(io::sink()), &mut |_, _| {});
-                        received.map_err(failure::member)?;
                         let doing = format!("turn {} of {sender}", turn + 1);
-                        return Err(failure::member(unsent.error).while_doing(doing).into());
+                        failed = Some(match received {
+                            Ok(_) => failure::member(unsent.error).while_doing(doing),
+                            Err(error) => failure::member(error),
+                        });
+                        break;
                     }
                     Err(unsent) => {
                         ended = Err(outgoing.take_back(unsent));
@@ -235,17 +251,21 @@ impl TurnsCommand {
                 }
             }
         }
-        let refused = match ended {
-            Ok(()) => {
+        let refused = match (ended, &failed) {
+            (_, Some(failure)) => {
+                give_up(member, failure);
+                None
+            }
+            (Ok(()), None) => {
                 held.turn = self.order.len();
                 // Another one may not know that all is here.
                 member.leave().map_err(instead).err()
             }
-            Err(error) if guard.is_some() && error.is_slow() => {
+            (Err(error), None) if guard.is_some() && error.is_slow() => {
                 let refused = lead_away(args, member, Vec::new(), &error);
                 Some(refused.map_or_else(|| instead(error), Ok))
             }
-            Err(error) => {
+            (Err(error), None) => {
                 let left = match unkept {
                     Some(bytes) => member.give_up(bytes, &error.to_string()),
                     None => member.leave(),
@@ -259,6 +279,9 @@ impl TurnsCommand {
         reports.extend(done.into_iter().map(|(turn, role, transferred, path)| {
             TransferReport::of_stream(args, role, transferred, path, rnic).of_turn(turn)
         }));
+        if let Some(failure) = failed {
+            return Err(failure.into());
+        }
         match refused {
             None => Ok(()),
             Some(Ok(refused)) => Err(refused.into()),

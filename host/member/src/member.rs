@@ -445,7 +445,7 @@ impl<T> Member<'_, T> {
         };
         let mut slow = None;
         let Turns { take, is_followed } = turns;
-        let sent = self.send_by(progress, |rnic, side, step| {
+        let sent = self.send_by(&spent, progress, |rnic, side, step| {
             take(rnic, side, &mut sender, step)?;
             stream::send_unless_followed(
                 rnic,
@@ -490,17 +490,21 @@ impl<T> Member<'_, T> {
         Ok((Transferred { summary, elapsed }, packets))
     }
 
-    /// Runs `send`, and stops it when nothing has been acknowledged for too long.
+    /// Runs `send`, and stops it when nothing has been acknowledged for too long. `late`: the time so far in which there was nothing to
+    /// send. It does not count.
     fn send_by<S>(
         &mut self,
+        late: &Cell<Duration>,
         progress: &mut dyn FnMut(u64, Duration),
         send: impl FnOnce(&mut dyn Rnic, &mut T, &mut dyn FnMut(&dyn Rnic, u64) -> Flow) -> Result<S, StreamError>,
     ) -> Result<S, MemberError> {
         let give_up = self.host.config.give_up;
-        let (mut silence, mut silent) = (Silence::new(Instant::now()), None);
+        let start = Instant::now();
+        let (mut silence, mut silent) = (Silence::new(start), None);
         let sent = self.watched(|rnic, side, flow| {
             send(rnic, side, &mut |rnic, done| {
-                let length = silence.look(Instant::now(), done, || rnic.traffic().answers);
+                let now = start + start.elapsed().saturating_sub(late.get());
+                let length = silence.look(now, done, || rnic.traffic().answers);
                 progress(done, length);
                 silent = give_up.filter(|most| length >= *most);
                 if silent.is_some() { Flow::Stop } else { flow(done) }
@@ -515,7 +519,8 @@ impl<T> Member<'_, T> {
 
 impl Member<'_, Source> {
     /// Sends all of `source` as one stream. Returns when every receiver has acknowledged it. `progress` receives the
-    /// bytes read so far, and for how long nothing has been acknowledged.
+    /// bytes read so far, and for how long nothing has been acknowledged. A source that waits for its bytes should return
+    /// [`std::io::ErrorKind::Interrupted`] several times per second: meanwhile this member answers the others, and can be interrupted.
     pub fn send(
         &mut self,
         header: &StreamHeader,
@@ -554,8 +559,8 @@ impl Member<'_, Source> {
     ) -> Result<MessagesSummary, MemberError> {
         let (qpns, transfer) = (self.qpns.clone(), self.transfer());
         let mut watch = guard.map(|guard| Watch::new(guard, self.host.rnic.traffic()));
-        let (start, mut slow) = (Instant::now(), None);
-        let sent = self.send_by(progress, |rnic, _, step| {
+        let (start, mut slow, late) = (Instant::now(), None, Cell::default());
+        let sent = self.send_by(&late, progress, |rnic, _, step| {
             messages::send(rnic, &qpns, transfer, messages, in_flight, &mut |rnic, count| {
                 let bytes = count * u64::from(messages.size);
                 let look = |watch: &mut Watch| watch.look(start.elapsed(), bytes, || rnic.traffic());

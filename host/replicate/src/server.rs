@@ -42,7 +42,7 @@ pub struct ServerConfig {
     pub name: String,
     /// Bytes of memory; for a file that is not empty, its length. `None`: as many as the file has.
     pub bytes: Option<u64>,
-    /// The file that the memory is read from at the start, and saved to when a client has finished.
+    /// The file that the memory is read from at the start, and saved to when the transfer of a client has ended.
     pub file: Option<PathBuf>,
     /// Where clients connect.
     pub listen: Address,
@@ -127,6 +127,7 @@ pub fn serve(
         listener,
         waiting: None,
         client: String::new(),
+        is_written: false,
     };
     let mut failed = Ok(());
     while !stop.load(Ordering::Relaxed) {
@@ -138,16 +139,24 @@ pub fn serve(
         let Some(mut control) = waiting.or_else(|| server.listener.accept(stop)) else {
             continue;
         };
-        let ended = server.session(rnic, &mut control, report);
+        let ended = server.session(rnic, &mut control, report).err();
         // Most errors are the client's to know; it may be gone.
-        if let Err(error) = &ended {
+        if let Some(error) = &ended {
             let what = error.to_string();
             let _ = control.send(&Reply::Failed { what });
         }
+        // Digests are of the file, which must have what was acknowledged before a transfer failed.
+        let unsaved = match server.is_written {
+            true => server.save(rnic).err(),
+            false => None,
+        };
         if !server.client.is_empty() {
             report(ServerEvent::Left {
                 name: std::mem::take(&mut server.client),
-                error: ended.err().map(|error| error.to_string()),
+                error: ended.map(|error| match unsaved {
+                    Some(unsaved) => format!("{error}; what it wrote is not saved: {unsaved}"),
+                    None => error.to_string(),
+                }),
             });
         }
     }
@@ -166,6 +175,8 @@ struct Server<'a> {
     waiting: Option<(Control, Instant)>,
     /// The client's name; empty without client.
     client: String,
+    /// A client may have written since the last save.
+    is_written: bool,
 }
 
 /// What a request asks for beyond an answer.
@@ -220,7 +231,8 @@ impl Server<'_> {
         }
     }
 
-    fn save(&self, rnic: &mut dyn Rnic) -> Result<Option<u64>, ReplicateError> {
+    fn save(&mut self, rnic: &mut dyn Rnic) -> Result<Option<u64>, ReplicateError> {
+        self.is_written = false;
         let store = self.store.as_ref();
         store.map(|store| store.save(rnic, self.memory.key)).transpose()
     }
@@ -324,6 +336,7 @@ impl Server<'_> {
         }
         config.interrupt = Some(control.over.clone());
         let mut member = castnet_member::region(config, rnic, self.memory)?.join()?;
+        self.is_written = true;
         let cpu = cpu_seconds();
         let mut reply = Reply::Ready;
         let (asked, lost) = loop {
@@ -404,6 +417,7 @@ impl Server<'_> {
             ..remote
         };
         rnic.connect_qp(qpn, &remote, self.config.member.connect_timeout)?;
+        self.is_written = true;
         control.send(&Reply::Connected {
             end: End {
                 ip: rnic.attributes().ip,

@@ -15,7 +15,7 @@ use crate::error::ReplicateError;
 const CHUNK: usize = 256 << 10;
 
 /// A file that holds what the memory held when it was last saved. RNICs cannot write files: pages of files cannot be registered
-/// on all devices and kernels. So the memory is a copy, and is saved when a client has finished and when the server ends.
+/// on all devices and kernels. So the memory is a copy, and is saved when a transfer has ended and when the server ends.
 pub(crate) struct Store {
     path: PathBuf,
     file: File,

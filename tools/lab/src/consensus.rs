@@ -2,7 +2,7 @@
 
 use castnet_commands::Stop;
 use castnet_commands::replicate::{BlocksArgs, By, HostArgs, LoadArgs, PatternArg, ServersArgs, WriteReport};
-use castnet_console::exit::{Failure, Outcome};
+use castnet_console::exit::{Failure, Outcome, first_failure};
 use castnet_console::output::{Output, Page, Report};
 use castnet_console::units::{Size, Span, name, positive_span};
 use castnet_wire::Pmtu;
@@ -70,8 +70,8 @@ impl ConsensusCommand {
             give_up: self.give_up,
             pmtu: self.pmtu,
         };
-        let mut runs: Vec<Run> = Vec::new();
-        for acceptors in self.acceptors {
+        let (mut runs, mut ended): (Vec<Run>, _) = (Vec::new(), Ok(()));
+        'all: for acceptors in self.acceptors {
             let group = format!("{}-{acceptors}", self.group);
             let majority = acceptors / 2 + 1;
             for (by, accepted_by) in [
@@ -82,17 +82,25 @@ impl ConsensusCommand {
                 load.quorum = (accepted_by < acceptors).then_some(accepted_by);
                 let servers = &self.servers.servers[..acceptors];
                 let (way, turn) = ((by, Some(group.as_str())), (Size(1), runs.len() as u64));
-                let work = load.run(&mut *rnic, &self.host, servers, way, turn, stop)?;
-                runs.push(Run {
-                    acceptors,
-                    accepted_by,
-                    work,
-                });
+                match load.run(&mut *rnic, &self.host, servers, way, turn, stop) {
+                    Ok(work) => runs.push(Run {
+                        acceptors,
+                        accepted_by,
+                        work,
+                    }),
+                    Err(failure) => {
+                        ended = Err(failure);
+                        break 'all;
+                    }
+                }
             }
+        }
+        if runs.is_empty() {
+            return ended;
         }
         let report = Consensus::new(runs);
         let verdict = report.runs.iter().try_for_each(|run| run.work.verdict());
-        output.conclude(&report, verdict)
+        output.conclude(&report, first_failure([ended, verdict]))
     }
 }
 

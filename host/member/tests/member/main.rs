@@ -1,9 +1,10 @@
 //! Members over a link without a switch: the "group" of each is the other one's address and QP.
 
+use std::io::{self, BufReader, Read};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -278,6 +279,74 @@ fn an_interrupt_ends_a_transfer() {
         },
     );
     assert!(matches!(received, Err(MemberError::Interrupted)), "{received:?}");
+}
+
+/// A source whose bytes are late, as those of a pipe.
+struct Late {
+    /// How often there are none yet.
+    waits: u32,
+    /// Nothing comes.
+    nothing: Receiver<()>,
+    bytes: &'static [u8],
+}
+
+impl Read for Late {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.waits > 0 {
+            self.waits -= 1;
+            let _ = self.nothing.recv_timeout(Duration::from_millis(50));
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        self.bytes.read(out)
+    }
+}
+
+/// The wait is longer than that for an answer, and than that for a goodput.
+#[test]
+fn a_source_that_waits_for_bytes_is_neither_silent_nor_slow() {
+    let failed = Arc::new(AtomicBool::new(false));
+    let (_never, nothing) = channel();
+    let late = Late {
+        waits: 40,
+        nothing,
+        bytes: &[7; 5000],
+    };
+    let (sent, received) = run(
+        |rnic| {
+            let config = MemberConfig {
+                give_up: Some(Duration::from_secs(1)),
+                ..config(0)
+            };
+            let guard = Safeguard {
+                after: Duration::from_millis(1600),
+                ..Safeguard::default()
+            };
+            let mut source = castnet_member::source(config, rnic)?.join()?;
+            let (header, mut late) = (StreamHeader::default(), BufReader::new(late));
+            let mut waited = 0;
+            let sent = source.send_guarded(&header, &mut late, Some(guard), &mut |bytes, _| {
+                waited += u32::from(bytes == 0);
+            });
+            failed.store(sent.is_err(), Ordering::Relaxed);
+            sent.map(|sent| (sent.summary.bytes, waited))
+                .map_err(|unsent| unsent.error)
+        },
+        |rnic, is_over| {
+            let config = MemberConfig {
+                interrupt: Some(failed.clone()),
+                ..config(1)
+            };
+            let receiver = castnet_member::receiver(config, rnic).expect("prepared");
+            let mut receiver = receiver.join().expect("joined");
+            let received = receiver.receive(&mut |_| Ok(Vec::new()), &mut |_, _| {});
+            // It answers as long as the source asks.
+            let _ = receiver.wait_until(&mut || is_over.load(Ordering::Relaxed));
+            received.map(|(_, copy)| copy)
+        },
+    );
+    let (bytes, waited) = sent.expect("sent");
+    assert_eq!(received.expect("received"), [7_u8; 5000]);
+    assert!(bytes == 5000 && waited >= 40, "{waited}");
 }
 
 #[test]

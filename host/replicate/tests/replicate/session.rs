@@ -246,6 +246,48 @@ fn a_server_that_is_stopped_says_so_to_its_client() {
     assert_eq!(events.last(), Some(&ServerEvent::Left { name, error }));
 }
 
+/// The file had what it held before the transfer, and a check reads the file.
+#[test]
+fn what_was_acknowledged_before_a_transfer_failed_is_in_the_file() {
+    let place = Place::new();
+    let file = place.file();
+    let events = place.with_server(Some(100_000), Some(&file), |rnic, after| {
+        let stop: Arc<AtomicBool> = Arc::default();
+        let mut client = place.connect(&stop).expect("connected");
+        let pace = Pace {
+            count: None,
+            duration: Some(PACE.give_up),
+            ..PACE
+        };
+        let mut stop_client = |_| stop.store(true, Ordering::Relaxed);
+        let error = client
+            .write(rnic, &unicasts(), WORKLOAD, pace, &mut stop_client)
+            .expect_err("the client is stopped");
+        let ReplicateError::Broken {
+            acknowledged,
+            under_way,
+            ..
+        } = error
+        else {
+            panic!("{error}");
+        };
+        drop(client);
+        let mut client = place.connect(after).expect("connected");
+        let checked = client
+            .verify(rnic, WORKLOAD, acknowledged, under_way)
+            .expect("verified");
+        assert!(
+            checked[0].blocks > 100 && checked[0].differing == 0,
+            "{checked:?}"
+        );
+    });
+    let left = &events[1];
+    assert!(
+        matches!(left, ServerEvent::Left { error: Some(_), .. }),
+        "{left:?}"
+    );
+}
+
 /// A connection that had said Hello and no more, as of a machine without power, held the server for ever.
 #[test]
 fn a_client_that_asks_for_nothing_gives_way_to_the_next_one() {

@@ -36,7 +36,8 @@ impl Flow {
 
 /// Sends all of `source` as one stream. Returns when every receiver has acknowledged it. `progress` is called about
 /// once per message and at least several times per second, with the RNIC, the bytes taken from the source so far, and those that all
-/// receivers have acknowledged. It may stop the loop.
+/// receivers have acknowledged. It may stop the loop. A source that waits for its bytes returns [`io::ErrorKind::Interrupted`] several times
+/// per second: then the RNIC is polled and `progress` is called.
 pub fn send(
     rnic: &mut dyn Rnic,
     sender: &mut StreamSender,
@@ -59,20 +60,24 @@ pub fn send_unless_followed(
     progress: &mut dyn FnMut(&dyn Rnic, u64, u64) -> Flow,
     is_followed: &mut dyn FnMut(&mut dyn Rnic, u64) -> Result<bool, StreamError>,
 ) -> Result<StreamSummary, StreamError> {
-    let mut step = |rnic: &mut dyn Rnic, sender: &mut StreamSender, bytes| {
-        rnic.poll_or_wait(WAIT)?;
+    let mut step = |rnic: &mut dyn Rnic, sender: &mut StreamSender, bytes: u64, wait: Duration| {
+        rnic.poll_or_wait(wait)?;
         sender.poll(rnic)?;
         progress(rnic, bytes, sender.bytes_acknowledged()).check()
     };
     while !sender.start(rnic, header)? {
-        step(rnic, sender, 0)?;
+        step(rnic, sender, 0, WAIT)?;
     }
     let mut bytes = 0;
     loop {
         let next = match source.fill_buf() {
             Ok([]) => break,
             Ok(next) => next,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {
+                // The source has waited.
+                step(rnic, sender, bytes, Duration::ZERO)?;
+                continue;
+            }
             Err(source) => {
                 return Err(StreamError::Io {
                     what: "reading what is to be sent",
@@ -83,16 +88,16 @@ pub fn send_unless_followed(
         let taken = sender.write(rnic, next)?;
         source.consume(taken);
         bytes += taken as u64;
-        step(rnic, sender, bytes)?;
+        step(rnic, sender, bytes, WAIT)?;
     }
     let summary = loop {
         match sender.finish(rnic)? {
             Some(summary) => break summary,
-            None => step(rnic, sender, bytes)?,
+            None => step(rnic, sender, bytes, WAIT)?,
         }
     };
     while !is_followed(rnic, sender.messages_posted())? && !sender.is_drained() {
-        step(rnic, sender, bytes)?;
+        step(rnic, sender, bytes, WAIT)?;
     }
     Ok(summary)
 }

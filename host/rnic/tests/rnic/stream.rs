@@ -11,6 +11,7 @@ use castnet_rnic::{
 };
 use castnet_wire::{Nanos, Pmtu, Qpn};
 use proptest::prelude::*;
+use std::io::{self, BufRead, Read};
 use std::time::Duration;
 
 /// A stream between the two ends of a link.
@@ -529,5 +530,65 @@ fn a_stream_that_another_one_follows_has_arrived() {
     while !test.sender.is_drained() {
         test.net.step();
         test.sender.poll(&mut test.net.rnics[0]).expect("no failure");
+    }
+}
+
+/// A source whose bytes are late, as those of a pipe.
+struct Late<'a> {
+    /// How often there are none yet.
+    waits: u32,
+    bytes: &'a [u8],
+}
+
+impl Read for Late<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.bytes.read(out)
+    }
+}
+
+impl BufRead for Late<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.waits > 0 {
+            self.waits -= 1;
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        Ok(self.bytes)
+    }
+
+    fn consume(&mut self, length: usize) {
+        self.bytes = &self.bytes[length..];
+    }
+}
+
+/// Nothing was polled while a source waited for its bytes: packets were not repeated, and nobody could stop it.
+#[test]
+fn a_source_that_waits_for_bytes_is_interrupted_by_its_owner() {
+    for stops in [false, true] {
+        let mut test = StreamTest::new(Net::quiet(), false, 1024, 16, 32);
+        let mut source = Late {
+            waits: 5,
+            bytes: &[7; 5000],
+        };
+        let mut calls = Vec::new();
+        let sent = send_unless_followed(
+            &mut test.net.rnics[0],
+            &mut test.sender,
+            &StreamHeader::default(),
+            &mut source,
+            &mut |_, bytes, _| {
+                calls.push(bytes);
+                match stops && calls.len() == 3 {
+                    true => Flow::Stop,
+                    false => Flow::Continue,
+                }
+            },
+            &mut |_, _| Ok(true),
+        );
+        match stops {
+            true => assert!(matches!(sent, Err(StreamError::Stopped)), "{sent:?}"),
+            false => assert_eq!(sent.map(|summary| summary.bytes).ok(), Some(5000)),
+        }
+        let waited = calls.iter().filter(|bytes| **bytes == 0).count();
+        assert_eq!(waited, if stops { 3 } else { 5 }, "{calls:?}");
     }
 }

@@ -36,6 +36,17 @@ impl Servers {
         Ok(Self(all.collect()))
     }
 
+    /// Each with a file of its own, `NAME.bin`.
+    fn start_with_files(lab: &Lab, hosts: &[&str], rest: &[&str]) -> Result<Self> {
+        let mut all = Vec::new();
+        for &host in hosts {
+            let file = format!("{host}.bin");
+            let rest: Vec<_> = rest.iter().copied().chain(["--file", &file]).collect();
+            all.extend(Self::start(lab, &[host], &rest)?.0);
+        }
+        Ok(Self(all))
+    }
+
     fn addresses(&self, lab: &Lab) -> String {
         let all: Vec<_> = self.0.iter().map(|(host, _)| address(lab, host)).collect();
         all.join(",")
@@ -172,16 +183,7 @@ fn three_servers_behind_three_switches_hold_every_block_with_one_percent_loss() 
 /// Files of the servers' own, served again by other processes.
 fn what_was_written_is_in_the_files(lab: &Lab) -> Result<()> {
     let hosts = ["h2", "h3", "h4"];
-    let start = |rest: &[&str]| -> Result<Servers> {
-        let mut all = Vec::new();
-        for host in hosts {
-            let file = format!("{host}.bin");
-            let rest: Vec<_> = rest.iter().copied().chain(["--file", &file]).collect();
-            all.extend(Servers::start(lab, &[host], &rest)?.0);
-        }
-        Ok(Servers(all))
-    };
-    let mut servers = start(&["--size", "1MiB"])?;
+    let mut servers = Servers::start_with_files(lab, &hosts, &["--size", "1MiB"])?;
     let load = ["--size", "4KiB", "--count", "2000", "--group", GROUP];
     let (ok, report) = client(lab, &servers, "write", &load)?;
     ensure!(ok, "{report:#}");
@@ -190,7 +192,7 @@ fn what_was_written_is_in_the_files(lab: &Lab) -> Result<()> {
         process.interrupt()?;
         process.succeed().with_context(|| format!("{host} ends"))?;
     }
-    let servers = start(&[])?;
+    let servers = Servers::start_with_files(lab, &hosts, &[])?;
     let (ok, report) = client(lab, &servers, "verify", &["--size", "4KiB", "--count", "2000"])?;
     ensure!(ok, "{report:#}");
     all_there(&report, 3)?;
@@ -223,10 +225,11 @@ fn start_writing(lab: &Lab, servers: &Servers, by: &str) -> Result<Process> {
     Ok(client)
 }
 
-/// The client of a server that is killed ends with the server's name. The others hold all that was acknowledged.
+/// The client of a server that is killed ends with the server's name. The others hold all that was acknowledged, in their files of an earlier
+/// transfer.
 fn a_server_is_killed(lab: &Lab) -> Result<()> {
     let hosts = ["h2", "h3", "h4"];
-    let mut servers = Servers::start(lab, &hosts, &["--size", "4MiB"])?;
+    let mut servers = Servers::start_with_files(lab, &hosts, &[])?;
     let mut writing = start_writing(lab, &servers, "multicast")?;
     servers.process("h3")?.kill();
     let status = writing.wait()?;
@@ -237,11 +240,18 @@ fn a_server_is_killed(lab: &Lab) -> Result<()> {
     );
     let number = |key| number_after(&said, key).with_context(|| said.clone());
     let (count, under_way) = (number("--count")?, number("--under-way")?);
-    servers.0.retain(|(host, _)| host != "h3");
+    let dead = servers.0.remove(1);
     let verify = ["--size", "8KiB", "--count", &count, "--under-way", &under_way];
     let (ok, report) = client(lab, &servers, "verify", &verify)?;
     ensure!(ok, "{report:#}");
-    all_there(&report, 2)
+    all_there(&report, 2)?;
+    // The way to the first server is measured before the one that fails.
+    servers.0.push(dead);
+    let load = ["--size", "8KiB", "--count", "100", "--group", GROUP];
+    let (ok, rows) = client(lab, &servers, "compare", &load)?;
+    let rows = rows.as_array().cloned().unwrap_or_default();
+    ensure!(!ok && rows.len() == 1 && rows[0]["by"] == "one", "{rows:#?}");
+    Ok(())
 }
 
 /// A server that is stopped for longer than its lease is put out of the group, and the group goes on without it: writes are

@@ -223,3 +223,27 @@ fn a_turn_that_cannot_be_kept_takes_no_report_with_it() {
         Ok(())
     });
 }
+
+/// The file of a member is gone when its turn comes. It ends, and still reports the turn before.
+#[test]
+fn a_turn_that_cannot_begin_takes_no_report_with_it() {
+    lab::in_lab("turns that cannot begin", TWO_TIERS, &[], |lab| {
+        let hosts = &HOSTS[..3];
+        // The first turn takes four seconds.
+        create(lab, hosts, &["--any-source", "--rate", "1M"])?;
+        let mut taking = Taking::start(lab, hosts, &["h1", "h2"], |n, flags| {
+            lab.start_host(hosts[n], "turns", "turns", &[&GIVE_UP, flags].concat())
+        })?;
+        let (h2, out) = &mut taking.members[1];
+        let part = out.join("001-h1.castnet-part");
+        h2.wait_until("its first turn", |_| part.exists())?;
+        fs::remove_file(lab.folder().join("h2.bin"))?;
+        ensure!(!h2.wait()?.success(), "{}", h2.output());
+        let output = h2.output();
+        let report = output.lines().find_map(|line| serde_json::from_str(line).ok());
+        let is_first = report.is_some_and(|report: Value| report["turn"] == 1);
+        ensure!(is_first && output.contains("cannot read"), "{output}");
+        ensure!(lab::digest(&out.join("001-h1"))? == taking.sent[0]);
+        Ok(())
+    });
+}
