@@ -75,13 +75,24 @@ impl Target {
         let name = Path::new(&header.name)
             .file_name()
             .filter(|n| *n != OsStr::new(".."));
-        let name = name.ok_or_else(|| {
-            io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("'{}' is no name for a file", header.name),
-            )
-        })?;
-        Ok(Some(self.0.join(name)))
+        // Hidden files, such as those that a shell runs, and parts of others are no targets either.
+        let is_plain = |name: &&OsStr| {
+            let text = name.to_string_lossy();
+            !text.starts_with('.') && !text.ends_with(PART)
+        };
+        let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
+        let name = name
+            .filter(is_plain)
+            .ok_or_else(|| invalid(format!("'{}' is no name for a file in a folder", header.name)))?;
+        let path = self.0.join(name);
+        // A link would lead out of the folder.
+        match std::fs::symlink_metadata(&path) {
+            Ok(there) if !there.is_file() && !there.is_dir() => Err(invalid(format!(
+                "{}: not a regular file: to write into it, give its path",
+                path.display()
+            ))),
+            _ => Ok(Some(path)),
+        }
     }
 
     pub(crate) fn open(&self, header: &StreamHeader) -> io::Result<Sink> {
@@ -260,6 +271,9 @@ impl Drop for Sink {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
     use nix::unistd::Uid;
 
     use super::*;
@@ -438,5 +452,30 @@ mod tests {
         for name in ["", "..", "/", "a/.."] {
             assert!(target.path(&header(name)).is_err(), "{name}");
         }
+    }
+
+    /// A source could replace the .bashrc of whoever received into a home folder, and any file that a link in a folder led to.
+    #[test]
+    fn a_name_from_another_host_is_of_a_plain_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (inside, outside) = (folder.path().join("in"), folder.path().join("out"));
+        fs::create_dir(&inside).expect("a folder");
+        fs::write(&outside, "kept").expect("a file");
+        let target = Target(inside.clone());
+        for link in ["link", "dangling"] {
+            let to = if link == "link" {
+                &outside
+            } else {
+                Path::new("nowhere")
+            };
+            symlink(to, inside.join(link)).expect("a link");
+        }
+        for name in [".bashrc", "x.castnet-part", "link", "dangling"] {
+            assert!(target.open(&header(name)).is_err(), "{name}");
+        }
+        assert_eq!(fs::read_dir(&inside).expect("a folder").count(), 2);
+        assert_eq!(fs::read(&outside).expect("a file"), b"kept");
+        // A path that its user gives may be a link.
+        assert!(Target(inside.join("link")).open(&header("x")).is_ok());
     }
 }

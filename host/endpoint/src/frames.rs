@@ -63,14 +63,15 @@ impl Endpoint {
         self.refresh(qpn);
     }
 
-    /// Whether [`Endpoint::handle_frame`] would discard a frame because its QP is not connected yet. The frame is not verified.
+    /// Whether [`Endpoint::handle_frame`] would discard a frame because its QP is not connected yet.
     pub fn is_early(&self, frame: &[u8]) -> bool {
         let Ok(Parsed::Roce(header)) = parse_frame(frame, frame.len()) else {
             return false;
         };
         let is_here = header.ip.v4().is_some_and(|(_, dst)| dst == self.config.ip);
         let qp = self.qps.get(&header.bth.dest_qp);
-        is_here && qp.is_some_and(|qp| qp.state == QpState::Init)
+        let is_early = is_here && qp.is_some_and(|qp| qp.state == QpState::Init);
+        is_early && icrc::verify_bytes(frame, header.l3, header.frame_len)
     }
 
     /// The stateless checks in rxe's order, and the ICRC check. True: the frame has a congestion mark.

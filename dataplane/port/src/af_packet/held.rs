@@ -3,6 +3,8 @@
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::thread;
+use std::time::Duration;
 
 use super::AfPacketSpec;
 use super::offload::DisabledReceive;
@@ -41,15 +43,31 @@ impl Held {
     }
 }
 
+/// How often a claim is tried again, and after how long: a switch that has just been killed, or a process that was begun with its descriptors, may
+/// still have it.
+const TRIES: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// Claims an interface for a switch: a name that is bound once. It is one of the network namespace, as the interface is, and ends with the process.
 fn claimed(spec: &AfPacketSpec, index: u32) -> Result<UnixDatagram, OpenError> {
-    let name = SocketAddr::from_abstract_name(format!("castnet/port/{index}"));
-    name.and_then(|name| UnixDatagram::bind_addr(&name))
-        .map_err(|error| match error.kind() {
-            io::ErrorKind::AddrInUse => OpenError::HasSwitch {
-                interface: spec.interface.clone(),
-                index,
-            },
-            _ => failed(spec, "claim it", "are Unix sockets in this kernel?")(error),
-        })
+    let bind = || {
+        let name = SocketAddr::from_abstract_name(format!("castnet/port/{index}"))?;
+        UnixDatagram::bind_addr(&name)
+    };
+    let is_taken = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;
+    let mut bound = bind();
+    for _ in 0..TRIES {
+        if !bound.as_ref().is_err_and(is_taken) {
+            break;
+        }
+        thread::sleep(PAUSE);
+        bound = bind();
+    }
+    bound.map_err(|error| match is_taken(&error) {
+        true => OpenError::HasSwitch {
+            interface: spec.interface.clone(),
+            index,
+        },
+        false => failed(spec, "claim it", "are Unix sockets in this kernel?")(error),
+    })
 }

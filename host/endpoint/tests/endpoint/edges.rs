@@ -413,6 +413,10 @@ fn a_frame_for_a_qp_that_is_not_connected_is_early() {
         .expect("a number");
     assert!(endpoint.is_early(&frame));
     assert!(!endpoint.is_early(&elsewhere) && !endpoint.is_early(&frame[..40]));
+    // Those of anybody filled the memory for early frames.
+    let mut forged = frame.clone();
+    *forged.last_mut().expect("an ICRC") ^= 1;
+    assert!(!endpoint.is_early(&forged));
     let Ok(Parsed::Roce(header)) = parse_frame(&frame, frame.len()) else {
         panic!("RoCE");
     };
