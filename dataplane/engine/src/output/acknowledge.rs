@@ -26,7 +26,7 @@ const ACK_LEN: usize = PACKET_HEADERS + Aeth::LEN + ICRC_LEN;
 /// IPv4, UDP, BTH, 16 reserved bytes, ICRC.
 const CNP_LEN: usize = PACKET_HEADERS + 16 + ICRC_LEN;
 
-/// VLAN tags and class of service, which feedback takes from the frame that causes it.
+/// VLAN tags and class of service. Those of feedback are those of the data that it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinkHeader {
     bytes: [u8; LINK_MAX],
@@ -174,8 +174,8 @@ impl AckTemplate {
     }
 }
 
-/// A feedback frame to a next hop: an acknowledge packet or, without PSN and AETH, a CNP. It is written to `reuse`, which has caused it
-/// and so has the same tags, if the lengths are equal. Counts a loss and returns `None` without buffer or if the port is down.
+/// A feedback frame to a next hop: an acknowledge packet or, without PSN and AETH, a CNP. It is written to `reuse`, which has
+/// caused it, if the lengths are equal. Counts a loss and returns `None` without buffer or if the port is down.
 #[inline]
 pub(crate) fn feedback<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
@@ -189,7 +189,6 @@ pub(crate) fn feedback<E: Egress, O: Observer>(
     let l3 = MACS + link.bytes().len();
     let length = l3 + if ack.is_some() { ACK_LEN } else { CNP_LEN };
     let reuse = reuse.filter(|f| f.length() == length && f.head().len() >= length);
-    let in_place = reuse.is_some();
     let frame = match output.ports.up.contains(port) {
         true => reuse.or_else(|| cx.egress.allocate(port, length)),
         false => None,
@@ -202,7 +201,7 @@ pub(crate) fn feedback<E: Egress, O: Observer>(
     };
     let head = frame.head_mut();
     set_macs(head, output.next_hops.get(next_hop), output.ports.mac(port));
-    if let Some(room) = head.get_mut(MACS..l3).filter(|_| !in_place) {
+    if let Some(room) = head.get_mut(MACS..l3) {
         room.copy_from_slice(link.bytes());
     }
     let packet = head.get_mut(l3..).unwrap_or_default();

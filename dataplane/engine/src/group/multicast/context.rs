@@ -23,7 +23,7 @@ use crate::observe::counters::{
 };
 use crate::observe::events::REPORTS;
 use crate::observe::trace::{Observer, Off, Verdict};
-use crate::output::acknowledge::{AckTemplate, Address};
+use crate::output::acknowledge::{AckTemplate, Address, LinkHeader};
 use crate::output::cx::Cx;
 use crate::port_set::PortSet;
 use crate::tables::next_hops::{NextHops, NextHopsFull};
@@ -45,6 +45,8 @@ pub(crate) struct Hot {
     pub(crate) meter: Option<Box<TokenBucket>>,
     source_port: PortId,
     pub(crate) source: PathId,
+    /// Class of service of the source's data, if it has no VLAN tags; otherwise [`TAGGED`].
+    source_tos: u8,
     /// Data is sent to addresses of a static core, too.
     pub(super) uses_core: bool,
     /// A switch is behind routers, which choose among equal paths by the source port: replicas keep theirs.
@@ -52,7 +54,16 @@ pub(crate) struct Hot {
     pub(crate) counters: HotCounters,
 }
 
+/// No class of service: the bits of ECN are set.
+const TAGGED: u8 = u8::MAX;
+
 impl Hot {
+    /// Whether the source's data has no tags, and this class of service.
+    #[inline(always)]
+    pub(super) fn is_link(&self, tos: u8) -> bool {
+        self.source_tos == tos & 0xFC
+    }
+
     /// Has a meaning only without look-up table.
     #[inline]
     fn path(&self, port: PortId) -> Option<PathId> {
@@ -117,6 +128,9 @@ pub(crate) struct Cold {
     pub(super) core: Core,
     /// Present if the switch repairs losses.
     pub(super) ring: Option<Box<Ring>>,
+    /// VLAN tags and class of service of the source's last data. Its feedback has the same, whatever the frame has that causes it: a receiver
+    /// could keep it from the source otherwise.
+    pub(super) link: LinkHeader,
     /// Data of the group before the present source.
     data_before: u64,
     /// Reports of the paths that have joined: each time that the source sends their first packet.
@@ -219,6 +233,7 @@ impl Group {
             mcst_id: rule.mcst_id,
             pmtu: rule.pmtu.bytes() as u16,
             meter: metered.and_then(|source| meter::of(&rule, source)).map(Box::new),
+            source_tos: 0,
             source_port: rule.upstream().map(|e| e.port).unwrap_or_default(),
             source,
             uses_core: core.is_used(),
@@ -239,6 +254,7 @@ impl Group {
             own: None,
             core,
             ring,
+            link: LinkHeader::PLAIN,
             data_before: 0,
             joined: REPORTS,
             competed: REPORTS,
@@ -276,13 +292,34 @@ impl Group {
         if rule.rate_limit == before.rate_limit {
             self.copy_meter(old);
         }
+        self.note_link(old.cold.link);
     }
 
     pub(crate) fn copy_state(&mut self, of: &Self) {
         self.hot.machine.copy_state(&of.hot.machine);
         self.adopt_source();
         self.cold.data_before = of.cold.data_before;
+        self.note_link(of.cold.link);
         self.copy_meter(of);
+    }
+
+    /// The source's data has these tags.
+    pub(super) fn note_link(&mut self, link: LinkHeader) {
+        self.hot.source_tos = if link.is_plain(link.tos()) {
+            link.tos()
+        } else {
+            TAGGED
+        };
+        self.cold.link = link;
+    }
+
+    /// The tags of feedback to a path. `own`: those of the frame that causes it.
+    #[inline]
+    pub(super) fn link_to(&self, to: PathId, own: impl FnOnce() -> LinkHeader) -> LinkHeader {
+        match to == self.hot.source {
+            true => self.cold.link,
+            false => own(),
+        }
     }
 
     /// Adopts the source of the machine, if that has changed.

@@ -100,6 +100,9 @@ impl Group {
             group.adopt_source();
             report_conflict(group, cx.now, events, &scratch.effects);
         }
+        if matches!(event, Event::Data { .. }) && from == group.hot.source {
+            group.note_link(LinkHeader::of(Some(&frame), header));
+        }
         count_arrival(group, from, &event, frame.length());
         cx.observer
             .step(|| explain(group, &event, before, &scratch.effects));
@@ -187,11 +190,7 @@ impl Group {
             *work = work.saturating_sub(looks(self.cold.rule.endpoints.len()));
             self.hot.machine.handle_timeout(now, &mut scratch.effects);
             self.adopt_source();
-            let link = self
-                .cold
-                .ring
-                .as_ref()
-                .map_or(LinkHeader::PLAIN, |ring| ring.link);
+            let link = self.cold.link;
             for effect in &scratch.effects {
                 match *effect {
                     Effect::Stalled { path, since, tries } => {
@@ -455,7 +454,7 @@ pub(crate) fn carry_out<E: Egress, O: Observer>(
         .filter(|e| matches!(e, Effect::Acknowledge { .. } | Effect::Cnp { .. }))
         .count();
     let (mut frame, mut made) = (Some(frame), 0);
-    let link = LinkHeader::of(frame.as_ref(), header);
+    let own = LinkHeader::of(frame.as_ref(), header);
     let mut verdict = Verdict::Absorbed;
     for effect in effects {
         let wanted = match *effect {
@@ -468,7 +467,7 @@ pub(crate) fn carry_out<E: Egress, O: Observer>(
             Effect::Cnp { to } => (to, None),
             Effect::Keep { slot, .. } => {
                 if let (Some(ring), Some(frame)) = (&mut group.cold.ring, &frame) {
-                    ring.keep(slot, frame, header);
+                    ring.keep(slot, frame, header.frame_len);
                     group.cold.exceptions.kept += 1;
                 }
                 continue;
@@ -490,6 +489,7 @@ pub(crate) fn carry_out<E: Egress, O: Observer>(
                 psn,
                 epoch,
             } => {
+                let link = group.link_to(to, || own);
                 feedback::send_signal(cx, output, group, &link, (to, signal, psn, epoch));
                 continue;
             }
@@ -501,6 +501,7 @@ pub(crate) fn carry_out<E: Egress, O: Observer>(
         } else {
             None
         };
+        let link = group.link_to(wanted.0, || own);
         feedback::send(cx, output, group, &link, wanted, reuse);
     }
     verdict

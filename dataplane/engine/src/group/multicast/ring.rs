@@ -5,17 +5,15 @@ use core::net::Ipv4Addr;
 use castnet_collective::Resend;
 use castnet_reduce::Checksum;
 use castnet_rules::{GroupRule, RepairRule};
-use castnet_wire::{FrameBuf, Parsed, RoceHeader, parse_frame};
+use castnet_wire::{FrameBuf, Parsed, parse_frame};
 
 use crate::egress::Egress;
-use crate::group::headers::Headers;
 use crate::group::multicast::context::Group;
 use crate::group::multicast::replicate::{self, count_lost_copy};
 use crate::group::rewrite::request_ack;
 use crate::group::services::FRAME;
 use crate::observe::trace::{Observer, Stage, Step};
 use crate::output::Output;
-use crate::output::acknowledge::{LinkHeader, MACS};
 use crate::output::cx::Cx;
 
 /// Most packets of a group from its ring in one call.
@@ -29,8 +27,6 @@ pub(crate) struct Ring {
     /// Without padding. 0: nothing is kept.
     lengths: Box<[u16]>,
     pub(super) checksum: Checksum,
-    /// VLAN tags and class of service of the last data, for requests that only a timer causes.
-    pub(super) link: LinkHeader,
     /// The group is queued because it has more to send.
     pub(super) emitting: bool,
 }
@@ -45,7 +41,6 @@ impl Ring {
             stride,
             lengths: vec![0; slots].into_boxed_slice(),
             checksum: Checksum::select(),
-            link: LinkHeader::PLAIN,
             emitting: false,
         }
     }
@@ -54,22 +49,8 @@ impl Ring {
         size_of::<Self>() + self.bytes.len() + size_of_val(&*self.lengths)
     }
 
-    pub(super) fn keep(&mut self, slot: u16, frame: &impl FrameBuf, header: &RoceHeader) {
-        self.copy(slot, frame, header.frame_len);
-        if header.l3 != MACS + 2 || !self.link.is_plain(header.tos) {
-            self.link = LinkHeader::of(Some(frame), header);
-        }
-    }
-
-    pub(super) fn keep_plain(&mut self, slot: u16, frame: &impl FrameBuf, headers: &Headers) {
-        self.copy(slot, frame, headers.length as usize);
-        if !self.link.is_plain(headers.tos()) {
-            self.link = LinkHeader::plain(headers.tos());
-        }
-    }
-
     #[inline]
-    fn copy(&mut self, slot: u16, frame: &impl FrameBuf, frame_len: usize) {
+    pub(super) fn keep(&mut self, slot: u16, frame: &impl FrameBuf, frame_len: usize) {
         let at = usize::from(slot) * self.stride;
         let slot = self.lengths.get_mut(usize::from(slot));
         let room = self.bytes.get_mut(at..at + frame_len);

@@ -81,7 +81,7 @@ impl Group {
                     syndrome,
                 },
             ] => {
-                let link = LinkHeader::plain(headers.tos());
+                let link = group.link_to(*to, || LinkHeader::plain(headers.tos()));
                 let aeth = Aeth {
                     syndrome: *syndrome,
                     msn: *msn,

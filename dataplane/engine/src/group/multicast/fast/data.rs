@@ -26,6 +26,7 @@ use crate::group::services::Services;
 use crate::group::verify;
 use crate::observe::trace::Observer;
 use crate::output::Output;
+use crate::output::acknowledge::LinkHeader;
 use crate::output::cx::Cx;
 
 /// Consecutive accepted packets of the source with equal length. They are sent path by path, to compute the constants of a path once.
@@ -249,6 +250,9 @@ impl Group {
         if let Some(meter) = &mut self.hot.meter {
             meter.take(run.frames.len() as u64 * u64::from(run.headers.length));
         }
+        if !self.hot.is_link(run.headers.tos()) {
+            self.note_link(LinkHeader::plain(run.headers.tos()));
+        }
         let takes = repairs.then(|| self.hot.machine.taking());
         let common = RunCommon::new(self.hot.mcst_id.0, &run.headers);
         let (frames, length) = (run.frames.len() as u64, u64::from(run.headers.length));
@@ -299,7 +303,7 @@ impl Group {
         let Some(slot) = machine.next_kept(now, headers.psn(), headers.ack_request()) else {
             return false;
         };
-        ring.keep_plain(slot, frame, headers);
+        ring.keep(slot, frame, headers.length as usize);
         cold.exceptions.kept += 1;
         true
     }
