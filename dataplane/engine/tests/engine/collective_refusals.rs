@@ -145,3 +145,37 @@ fn a_rank_that_is_refused_in_mode_one_is_not_served_any_more() {
     );
     assert_eq!(engine.pop_event(), None);
 }
+
+/// Its connection ended without a word, and the others waited until their time-outs.
+#[test]
+fn a_message_without_its_begin_ends_a_rank_with_an_event() {
+    let jobs = [job(Primitive::AllReduce, DataType::I32, 0, 64, 2, 1)];
+    let mut engine = engine(2);
+    let rule = collective_star(2).with_translated(|rule| rule.mode = CollectiveMode::Terminated);
+    install_collective(&mut engine, &rule);
+    let ranks = [0, 1].map(|rank| Rank::new(rank, T0, &jobs));
+    for rank in &ranks {
+        feed(&mut engine, T0, rank.rank, &rank.frame(0));
+    }
+    let middle = DataFrame {
+        src: host_ip(1),
+        dst: GROUP.0,
+        ethernet: ethernet(1),
+        ..DataFrame::new(Opcode::SendMiddle, sq_psn(1).add(1).value(), &[0; 256])
+    };
+    let sent = feed(&mut engine, T0, 1, &middle.bytes());
+    let refused = Some(Syndrome::Nak(NakCode::InvalidRequest));
+    let answers = sent
+        .iter()
+        .map(|(_, frame)| roce(frame).aeth.map(|aeth| aeth.syndrome));
+    assert_eq!(answers.last(), Some(refused));
+    let events: Vec<_> = core::iter::from_fn(|| engine.pop_event()).collect();
+    let [event] = &events[..] else {
+        panic!("one event: {events:?}");
+    };
+    assert!(
+        matches!(event.kind, EventKind::MemberFailed { endpoint: 1, .. }),
+        "{event:?}"
+    );
+    assert_conserved(&engine);
+}

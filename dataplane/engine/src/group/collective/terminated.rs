@@ -402,8 +402,8 @@ impl TerminatedContext {
             (Status::Success, CompletionOp::Send | CompletionOp::Write) => {
                 self.machine.acknowledged(now, endpoint, completion.wr_id as u16);
             }
-            (Status::Flushed, _) => {}
             (_, _) if self.machine.has_ended(endpoint) => {}
+            // Also flushed: a packet out of sequence ends a connection without a status of its own.
             (_, _) => {
                 self.machine.end(endpoint);
                 self.report_ended(now, endpoint, events);
