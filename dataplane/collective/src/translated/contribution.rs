@@ -95,7 +95,7 @@ impl<const W: usize> Translated<W> {
     /// The fast path of contributions: a host's next packets to slots that have contributions and stay incomplete. `None` if the next
     /// packet is another one, or if effects are pending.
     #[inline]
-    pub fn nexts(&mut self, from: EndpointId) -> Option<Nexts<'_, W>> {
+    pub fn nexts(&mut self, now: Nanos, from: EndpointId) -> Option<Nexts<'_, W>> {
         let EndpointKind::Rank { sq_psn, .. } = self.cold().endpoints.get(from.index())?.kind else {
             return None;
         };
@@ -119,6 +119,7 @@ impl<const W: usize> Translated<W> {
         {
             return None;
         }
+        self.silence.heard(now);
         Some(Nexts {
             repairing: self.is_repairing(),
             augmented: self.is_augmented(),
@@ -344,6 +345,7 @@ impl<const W: usize> Translated<W> {
         if !self.is_active() {
             self.progress(now);
             self.tick_at = now + self.cold().tick;
+            self.silence.begin(now, self.cold.0.tick);
         }
         Ok(self.calls.push(control, roots))
     }
@@ -477,8 +479,12 @@ impl<const W: usize> Translated<W> {
             if self.is_augmented() && (ack_request || fills_gap) {
                 self.acknowledge_received(from);
             }
-            // In Mode-II a host repeats all unacknowledged packets on its own. Otherwise, each missing packet is requested.
-            if is_rank && !self.is_augmented() {
+            // In Mode-II a host that goes back repeats all unacknowledged packets on its own. Otherwise, each missing packet is requested.
+            if self.requests_from(from) {
+                let receiving = &self.endpoint(from).receiving;
+                if repairing && receiving.expected < receiving.seen {
+                    self.request_due.insert(from);
+                }
                 return;
             }
         }
@@ -507,6 +513,9 @@ impl<const W: usize> Translated<W> {
         if self.is_repairing() && !self.endpoint(from).receiving.nak_sent {
             self.endpoint_mut(from).receiving.nak_sent = true;
             self.nak_due.insert(from);
+            if self.requests_from(from) {
+                self.request_due.insert(from);
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 
 use castnet_comm::machine::{Collective, InNetworkConfig, Task};
+use castnet_endpoint::Repeat;
 use castnet_planner::{Member, Request};
 use castnet_rules::{CollectiveMode, LossPolicy, RankPart, StragglerPolicy, TranslatedRule};
 use castnet_sim::{LinkProfile, RankQp};
@@ -83,7 +84,7 @@ impl Scenario {
                     .into_iter()
                     .map(|name| (name, pick(more, CollectiveMode::ALL)));
                 group.request.modes = modes.collect();
-                group.qp.selective_repeat = false;
+                group.qp.repeat = Repeat::All;
             }
         }
         Self {
@@ -180,7 +181,13 @@ impl Group {
                 timeout,
                 window: pick(rng, &[16, 64, 129, 1024]),
                 min_rnr_timer: rng.random_range(1..8),
-                selective_repeat: mode == CollectiveMode::Augmented && size.is_multiple_of(2),
+                repeat: match (mode, loss_policy) {
+                    _ if !size.is_multiple_of(2) => Repeat::All,
+                    (CollectiveMode::Augmented, _) => Repeat::One,
+                    (CollectiveMode::Translated, LossPolicy::Repair) => Repeat::Requested,
+                    _ => Repeat::All,
+                },
+                probes: size.is_multiple_of(2),
                 ..RankQp::default()
             },
         }

@@ -367,6 +367,8 @@ impl Nodes {
                     sent.push((self.away(index, to.index()), message));
                 }
                 Effect::Conflict { .. } => seen.conflict = true,
+                // Hosts go back at a NAK.
+                Effect::Request { .. } => {}
                 Effect::Complete { .. }
                 | Effect::Merged
                 | Effect::Cnp { .. }
