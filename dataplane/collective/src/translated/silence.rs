@@ -10,10 +10,8 @@ use castnet_wire::{Nanos, RoundTrip};
 
 /// Most effects for one endpoint.
 const EFFECTS: usize = 2;
-/// A host from which the first packet of a message is awaited may not have called yet. It is asked so often.
-const STRAGGLERS: u8 = 3;
 /// A host that goes back ignores a second NAK before an ACK, and believes an RNR NAK. One that repeats single packets is asked by a NAK or a request
-/// before it gets that.
+/// in so many rounds before it gets that. One from which the first packet of a message is awaited may not have called yet, and is asked no more.
 const BEFORE_RNR: u8 = 2;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -83,9 +81,9 @@ impl Silence {
         }
     }
 
-    /// True if a host that goes back must be asked by an RNR NAK.
+    /// After a round: true if a host that goes back must be asked by an RNR NAK.
     pub(super) fn is_long(&self) -> bool {
-        self.rounds >= BEFORE_RNR
+        self.rounds > BEFORE_RNR
     }
 }
 
@@ -93,7 +91,13 @@ impl<const W: usize> Translated<W> {
     /// Repeats to all endpoints, and asks all, if nothing was heard for too long. Effects may be left, as in `handle_timeout`.
     pub(super) fn break_silence(&mut self, now: Nanos, out: &mut Effects<W>) {
         let tick = self.cold().tick;
-        let at = self.silence.heard_at + self.silence.patience(tick);
+        let patience = self.silence.patience(tick);
+        if patience >= tick {
+            // The tick does the same.
+            self.silence.due_at = Nanos::MAX;
+            return;
+        }
+        let at = self.silence.heard_at + patience;
         if self.silence.next == 0 && at > now {
             self.silence.due_at = at;
             return;
@@ -114,9 +118,7 @@ impl<const W: usize> Translated<W> {
         let silence = &mut self.silence;
         (silence.next, silence.heard_at) = (0, now);
         silence.rounds = silence.rounds.saturating_add(1);
-        let patience = silence.patience(tick);
-        // From there on the tick does the same.
-        silence.due_at = if patience < tick { now + patience } else { Nanos::MAX };
+        silence.due_at = now + silence.patience(tick);
     }
 
     /// Asks for what an endpoint has sent, or what all wait for: a gap, the rest of a message, or its first packet.
@@ -126,7 +128,8 @@ impl<const W: usize> Translated<W> {
         if !self.is_repairing() || !(has_gap || self.is_awaited(from, expected)) {
             return;
         }
-        self.endpoint_mut(from).receiving.nak_sent = true;
+        // Where no gap shows, one that shows later is reported at once.
+        self.endpoint_mut(from).receiving.nak_sent |= has_gap;
         self.nak_due.insert(from);
         if self.requests_from(from) {
             self.request_due.insert(from);
@@ -152,7 +155,7 @@ impl<const W: usize> Translated<W> {
         }
         // In Mode-II the NAK names the oldest unacknowledged packet, which must be this one: others were not lost.
         let is_next = self.is_augmented() || receiving.confirmed == g;
-        is_next && self.silence.rounds < STRAGGLERS && !self.slots.at(pipe, g).contributed.is_empty()
+        is_next && self.silence.rounds < BEFORE_RNR && !self.slots.at(pipe, g).contributed.is_empty()
     }
 
     /// True if an endpoint is asked for single packets besides by NAKs, which name its oldest unacknowledged one. Hosts that know no such request

@@ -221,6 +221,10 @@ impl Host {
 
     /// Feedback. Returns the range of packets that it believes to be received now.
     pub(crate) fn on_feedback(&mut self, now: Nanos, psn: Psn, syndrome: Syndrome) -> std::ops::Range<u64> {
+        if self.acked == self.sent {
+            // There is nothing to send again.
+            return self.acked..self.acked;
+        }
         let here = self.config.sq_psn.add(self.acked as i32);
         let ahead = psn.diff(here) + i32::from(syndrome == Syndrome::Ack);
         let before = self.acked;

@@ -8,16 +8,18 @@ use castnet_wire::{Nanos, Primitive};
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// A sixteenth of the hosts' time-out, a quarter of a tick.
-const SOON: Nanos = Nanos::from_micros(4_194);
+/// An eighth of the hosts' time-out, half of a tick. The first answers are overdue after a millisecond, as no round trip was measured before.
+const SOON: Nanos = Nanos::from_micros(8_388);
 
 /// The network in which the frames with these numbers are lost, after its end; and how many frames there were.
 fn run(setting: &Setting, lost: &[u64]) -> (Net, u64) {
+    if std::env::var("TRACE").is_ok() { eprintln!("--- {lost:?}"); }
     let mut net = Net::new(setting.clone());
     let (sent, lost) = (Rc::new(Cell::new(0)), lost.to_vec());
     let count = sent.clone();
-    net.filter = Some(Box::new(move |_, _, _| {
+    net.filter = Some(Box::new(move |from, to, frame| {
         let number = count.replace(count.get() + 1);
+        if std::env::var("TRACE").is_ok() { eprintln!("{number} {from:?} {to:?} {frame:?}"); }
         lost.contains(&number)
     }));
     net.finish();
