@@ -6,6 +6,7 @@ use super::endpoint::Receiving;
 use super::feedback::AT_ONCE;
 use super::machine::{Translated, emit};
 use super::pipe::Pipe;
+use super::silence::Silence;
 use super::slot::{Phase, Slots};
 use super::{CallId, Effect, Effects, EndpointId, EndpointKind, EndpointSet, PacketShape, Refusal};
 use crate::calls::{Flow, NO_SHAPE, Role, roots};
@@ -18,6 +19,8 @@ const SEARCHED_MAX: u32 = 64;
 /// Contributions of one host, in order: see [`Translated::nexts`].
 #[derive(Debug)]
 pub struct Nexts<'a, const W: usize = 1> {
+    now: Nanos,
+    silence: &'a mut Silence,
     slots: &'a mut Slots<W>,
     receiving: &'a mut Receiving,
     only: EndpointSet<W>,
@@ -61,6 +64,7 @@ impl<const W: usize> Nexts<'_, W> {
         }
         slot.contributed = contributed;
         slot.ack_request |= ack_request;
+        self.silence.heard(self.now);
         self.receiving.seen = g + 1;
         self.receiving.expected = g + 1;
         self.receiving.expected_u = expected_u + 1;
@@ -119,10 +123,11 @@ impl<const W: usize> Translated<W> {
         {
             return None;
         }
-        self.silence.heard(now);
         Some(Nexts {
+            now,
             repairing: self.is_repairing(),
             augmented: self.is_augmented(),
+            silence: &mut self.silence,
             receiving: &mut self.endpoints.get_mut(from.index())?.receiving,
             slots: &mut self.slots,
             only: EndpointSet::only(from),
@@ -216,6 +221,7 @@ impl<const W: usize> Translated<W> {
                 self.complete(g, flow);
             }
         }
+        self.silence.heard(now);
         self.record_received(from, (pipe, g), part_end, ack_request);
     }
 
@@ -287,6 +293,7 @@ impl<const W: usize> Translated<W> {
                 emit(out, Effect::Conflict { control });
             }
         }
+        self.silence.heard(now);
         self.record_received(from, (pipe, g), g + 1, ack_request);
     }
 

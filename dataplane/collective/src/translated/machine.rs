@@ -199,9 +199,6 @@ impl<const W: usize> Translated<W> {
         if from.index() >= self.endpoints.len() {
             return emit(out, Effect::Drop(DropReason::NotMember));
         }
-        if matches!(event, Event::Data { .. } | Event::Control { .. }) {
-            self.silence.heard(now);
-        }
         match event {
             Event::Data {
                 psn,

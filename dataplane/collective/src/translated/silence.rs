@@ -20,7 +20,7 @@ pub(super) struct Silence {
     round_trip: RoundTrip,
     /// A packet that has requested an acknowledgement, and when it was sent for the first time.
     timed: Option<(u64, Nanos)>,
-    /// When something was heard, or asked.
+    /// When something new was heard, or asked.
     heard_at: Nanos,
     /// When the silence may have lasted for too long; `MAX`: all has been asked.
     pub(super) due_at: Nanos,
@@ -35,7 +35,8 @@ impl Silence {
         self.round_trip.patience(self.rounds, most)
     }
 
-    /// A packet or progress. The timer is not changed for each of them.
+    /// A new packet or progress. The timer is not changed for each of them. Repeated packets do not count: two neighbours that repeat to each other
+    /// would never ask for what both lack.
     #[inline]
     pub(super) fn heard(&mut self, now: Nanos) {
         (self.heard_at, self.rounds) = (now, 0);
