@@ -825,6 +825,9 @@ down() {
     fi
 }
 
+# It is a part of paths that down removes.
+[[ ${LAB:-lab} =~ ^[A-Za-z0-9_-]+$ ]] || die "LAB=$LAB: a name has letters, digits, - and _ only"
+[[ ${RANKS:-1} =~ ^[1-9][0-9]{0,3}$ ]] || die "RANKS is a number of ranks, 1 to 9999, not \"$RANKS\""
 case ${LAB:-} in switch | controller) die "LAB=$LAB: $lab is the folder of a service: give the lab another name" ;; esac
 trap 'exit 130' INT
 trap 'exit 143' TERM

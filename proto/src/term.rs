@@ -105,6 +105,11 @@ pub fn joined_at(headers: &HeaderMap) -> Result<Option<ControllerTerm>, Invalid>
     find(&MetadataMap::from_headers(metadata), JOINED)
 }
 
+/// Whether the caller says that it has joined a group.
+pub fn has_joined(metadata: &MetadataMap) -> bool {
+    metadata.contains_key(JOINED)
+}
+
 /// The status for a controller whose term is over.
 pub fn term_is_over(reason: impl Into<String>) -> Status {
     refuse(Code::FailedPrecondition, FIELD, reason)

@@ -158,6 +158,11 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// Why a call has no answer: its connection failed, whatever the code of the status. `None`: the other side has answered with it.
+pub fn lost_connection(status: &tonic::Status) -> Option<&(dyn std::error::Error + 'static)> {
+    std::error::Error::source(status)
+}
+
 /// Connects to `address`. The channel reconnects after a loss.
 ///
 /// # Errors

@@ -373,6 +373,13 @@ impl<W: Watch> Simulation<W> {
             .for_each(|d| d.up = up);
     }
 
+    /// Whether a port of a switch has a link that is up.
+    pub fn is_port_up(&self, switch: &str, port: PortId) -> bool {
+        let found = self.node(switch).and_then(|node| self.nodes[node.0].switch());
+        let out = found.and_then(|switch| switch.out[port.index()]);
+        out.is_some_and(|number| self.directions[number].up)
+    }
+
     /// Calls `act` on the endpoint of a host, then sends what results. `None` if there is no such host.
     pub fn with_endpoint<R>(&mut self, host: &str, act: impl FnOnce(&mut Endpoint, Nanos) -> R) -> Option<R> {
         let (node, now) = (self.node(host)?, self.now);

@@ -60,8 +60,9 @@ impl CaptureCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let to_stdout = self.out.as_os_str() == "-";
         let path = if to_stdout { Path::new("stdout") } else { &self.out };
-        if !to_stdout {
-            packets::check_replaceable(path)?;
+        match to_stdout {
+            true => files::check_open(io::stdout(), "stdout", "--out")?,
+            false => packets::check_replaceable(path)?,
         }
         // A pipe waits for its reader before the request: a switch ends a call that nobody reads.
         let special = match !to_stdout && path.metadata().is_ok_and(|file| !file.is_file()) {

@@ -1,4 +1,4 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::str::FromStr;
 
@@ -9,7 +9,7 @@ use castnet_console::output::{Output, remark};
 use castnet_console::service::{Ready, Reloads, Signals, unless_stopped, until_stopped};
 use castnet_console::settings;
 use castnet_controller::store::StoreError;
-use castnet_controller::{Config, Controller, DEFAULT_LISTEN, StartError, SwitchConfig};
+use castnet_controller::{Config, ConfigFaults, Controller, DEFAULT_LISTEN, StartError, SwitchConfig};
 use castnet_group::tree_latency;
 use castnet_proto::transport::Address;
 use castnet_rules::Ipv4Net;
@@ -19,7 +19,7 @@ use clap::Args;
 /// Runs the controller: plans groups over the fabric and programs its switches
 #[derive(Debug, Args)]
 #[command(
-    after_help = "At SIGHUP it reads its configuration again, and goes on with that, as after a restart: switches, topology, roles, tenants, timeouts. It stops at SIGINT or SIGTERM; the switches keep their groups, and a controller that is started with the same --store continues to manage them. A controller whose store has no groups creates none where switches have groups of other controllers, as its store may be the wrong one, until it is started once with --init.
+    after_help = "At SIGHUP it reads its configuration again, and goes on with that, as after a restart: switches, topology, roles, tenants, timeouts. It stops at SIGINT, SIGTERM or SIGQUIT; the switches keep their groups, and a controller that is started with the same --store continues to manage them. A controller whose store has no groups creates none where switches have groups of other controllers, as its store may be the wrong one, until it is started once with --init.
 
 Examples:
   castnet controller --switch leaf1=http://127.0.0.1:7471
@@ -95,7 +95,7 @@ impl ControllerCommand {
         let mut config = match &self.config {
             Some(path) => {
                 let text = exit::read_text(path)?;
-                let folder = path.parent().unwrap_or(std::path::Path::new(""));
+                let folder = path.parent().unwrap_or(Path::new(""));
                 Config::from_toml(&text, folder).map_err(|faults| {
                     settings::faulty(path, faults).next("deploy/examples/controller.toml has all fields")
                 })?
@@ -144,13 +144,18 @@ impl ControllerCommand {
     }
 
     pub(crate) async fn run(self, output: Output) -> Outcome {
+        Ready::clear(self.ready_file.as_deref())?;
         let config = self.settings()?;
-        Ready::check(self.ready_file.as_deref())?;
-        let (signals, mut reloads) = (Signals::catch()?, Reloads::catch()?);
+        let (signals, mut reloads) = (Signals::catch_in_service()?, Reloads::catch()?);
         let log = config.audit_log.as_deref();
         let _reader = log.map(files::await_reader).transpose()?;
         let mut stop = pin!(signals.first());
-        let start = async { Controller::start(config).await.map_err(failure) };
+        let file = self.config.as_deref();
+        let start = async {
+            Controller::start(config)
+                .await
+                .map_err(|e| failure(in_file(e, file)))
+        };
         let mut controller = unless_stopped(stop.as_mut(), start).await?;
         let address = controller.address().map(ToString::to_string).unwrap_or_default();
         let ready = Ready::announce(output, "controller", &address, self.ready_file.as_deref())?;
@@ -162,7 +167,10 @@ impl ControllerCommand {
         let reload = async || {
             let checked = self
                 .settings()
-                .and_then(|config| controller.check(&config).map(|()| config).map_err(failure));
+                .and_then(|config| match controller.check(&config) {
+                    Ok(()) => Ok(config),
+                    Err(error) => Err(failure(in_file(error, file))),
+                });
             match checked {
                 Ok(config) => {
                     controller.reload(config).await.map_err(failure)?;
@@ -181,6 +189,17 @@ impl ControllerCommand {
     }
 }
 
+/// Faults of a configuration, with the file that most of it is from.
+fn in_file(error: StartError, file: Option<&Path>) -> StartError {
+    match (error, file) {
+        (StartError::Config(ConfigFaults(faults)), Some(file)) => {
+            let named = faults.iter().map(|fault| format!("{}: {fault}", file.display()));
+            ConfigFaults(named.collect()).into()
+        }
+        (error, _) => error,
+    }
+}
+
 fn failure(error: StartError) -> Failure {
     match error {
         StartError::Config(_) | StartError::AuditLog { .. } | StartError::Kept(_) => Failure::usage(error),
@@ -188,8 +207,8 @@ fn failure(error: StartError) -> Failure {
             "use the store of the other controller; or stop that one, and give this store a larger epoch (groups that it does not know are removed):\n\
              castnet store export ..., then castnet store import --force ...",
         ),
-        StartError::Store(_) => Failure::failed(error)
-            .next("see that no other controller has the same --store, and that this user may write to it"),
+        // These messages already contain the next step.
+        StartError::Store(_) => Failure::failed(error),
         StartError::Transport(error) => connect::listen_failure(&error),
     }
 }
@@ -252,6 +271,14 @@ mod tests {
             "{}",
             failure.text()
         );
+    }
+
+    #[test]
+    fn a_contradiction_names_the_file() {
+        let faults = || ConfigFaults(vec!["switches[1].name: \"a\" is there twice".to_owned()]).into();
+        let text = |file| failure(in_file(faults(), file)).what;
+        assert!(text(Some(Path::new("c.toml"))).starts_with("c.toml: switches[1].name: "));
+        assert!(text(None).starts_with("switches[1].name: "));
     }
 
     #[test]

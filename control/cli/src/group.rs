@@ -148,7 +148,7 @@ Examples:
         after_help = "A controller with the store of the old one has its name, and takes its groups up by itself (castnet store import); no other does. Otherwise they stay until they are removed. Without --yes it says what it would remove; with --yes, nothing to remove is an error.
 
 Examples:
-  castnet group purge                           what other owners have on the switches of the controller
+  castnet group purge                           what other owners have on the switches of the controller, and what its store does not have
   castnet group purge --owner controller-3f2a9c
   castnet group purge --owner controller-3f2a9c --yes
   castnet group purge --owner controller-3f2a9c --yes --agent unix:/run/castnet/leaf1.sock    at one switch

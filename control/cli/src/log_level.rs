@@ -14,12 +14,13 @@ use crate::place::PlaceArgs;
 /// Shows or sets the log filter of a running switch or controller
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The log is on stderr of the service (journalctl -u castnet-switch). A filter is a level (off, error, warn, info, debug, trace), or levels by target, as in RUST_LOG. It lasts until the service ends, or with --for until that time is over.
+    after_help = "The log is on stderr of the service (journalctl -u castnet-switch). A filter is a level (off, error, warn, info, debug, trace), or levels by target, as in RUST_LOG. A level alone is that of the libraries, too: clients can fill the log with their warnings, so write castnet=debug for Castnet alone. It lasts until the service ends, or with --for until that time is over.
 
 Examples:
   castnet log-level                                            of the switch
-  castnet log-level debug --for 10m                            and in ten minutes what it is now
-  castnet log-level info,castnet_controller=debug --controller of the controller"
+  castnet log-level castnet=debug --for 10m                    and in ten minutes what it is now
+  castnet log-level castnet=info,castnet_agent=debug           more of some of it
+  castnet log-level castnet=info --controller                  of the controller"
 )]
 pub(crate) struct LogLevelCommand {
     /// The new filter; without it, the present one is shown

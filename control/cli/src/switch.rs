@@ -42,7 +42,7 @@ After any of them: ecn=on marks packets in long send queues (docs/congestion.md;
 
 Faults for labs, on all ports or on one ([PORT:]OPTIONS): loss=1% duplicate=1% reorder=1% corrupt=1% delay=50us jitter=1ms seed=7; rx. or tx. before an option means one direction.
 
-It stops at SIGINT or SIGTERM with a summary; a second signal ends it at once. At SIGHUP it takes over the roles of certificates as the configuration file has them then.
+It stops at SIGINT, SIGTERM or SIGQUIT with a summary; a second signal ends it at once. At SIGHUP it takes over the roles of certificates as the configuration file has them then.
 
 Examples:
   castnet switch --port h1=veth-h1 --port h2=veth-h2
@@ -64,8 +64,8 @@ pub(crate) struct SwitchCommand {
 
 impl SwitchCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
+        Ready::clear(self.ready_file.as_deref())?;
         let config = self.settings()?;
-        Ready::check(self.ready_file.as_deref())?;
         let mut security = config.tls.security()?;
         security.socket = config.serve.socket();
         let rules = config
@@ -87,7 +87,7 @@ impl SwitchCommand {
             .into_iter()
             .map(|(port, mac)| FabricPort { port, mac })
             .collect();
-        let (signals, mut reloads) = (Signals::catch()?, Reloads::catch()?);
+        let (signals, mut reloads) = (Signals::catch_in_service()?, Reloads::catch()?);
         let log = config.serve.audit_log.as_deref();
         let _reader = log.map(files::await_reader).transpose()?;
 

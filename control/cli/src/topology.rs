@@ -74,6 +74,12 @@ impl SwitchRow {
             0 => {}
             groups => remarks.push(format!("may still have {groups} groups destroyed by force")),
         }
+        match self.0.unknown_groups.len() {
+            0 => {}
+            groups => remarks.push(format!(
+                "has {groups} groups that the store does not have (castnet group purge)"
+            )),
+        }
         remarks.extend(self.0.wrong_links.iter().cloned());
         remarks.join("; ")
     }

@@ -232,6 +232,10 @@ pub fn listen_failure(error: &TransportError) -> Failure {
                 "see whether it runs already: stop that one first, or choose another path with --listen; the file of the socket stays as it is",
             )
         }
+        // As the standard library has it for a path that does not fit into an address.
+        TransportError::Listen(Address::Unix(_), why) if why.kind() == ErrorKind::InvalidInput => {
+            Failure::usage(error).next("give --listen a shorter path: a socket's has at most 107 bytes")
+        }
         TransportError::Listen(Address::Unix(_), _) => Failure::failed(error).next(
             "give --listen a path in a folder that this user may write to, and --socket-group a group of this user",
         ),
@@ -288,6 +292,11 @@ mod tests {
                 TransportError::Listen(address("unix:/a/b"), of_kind(ErrorKind::AddrInUse)),
                 1,
                 "stop that one first",
+            ),
+            (
+                TransportError::Listen(address("unix:/a/b"), of_kind(ErrorKind::InvalidInput)),
+                2,
+                "107 bytes",
             ),
         ] {
             let failure = listen_failure(&error);

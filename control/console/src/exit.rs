@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 
-use castnet_proto::transport::chain;
+use castnet_proto::transport::{chain, lost_connection};
 use serde::Serialize;
 
 use crate::files;
@@ -133,7 +133,7 @@ impl From<tonic::Status> for Failure {
     fn from(status: tonic::Status) -> Self {
         use tonic::Code;
         // The other side did not answer: the connection failed.
-        if let Some(cause) = std::error::Error::source(&status) {
+        if let Some(cause) = lost_connection(&status) {
             return Self::unreachable(format!("the call has no answer: {}", chain(cause)))
                 .next("see that the other side runs, speaks http:// or https:// as in the address, and accepts the certificate");
         }
@@ -191,8 +191,14 @@ pub fn cannot_read(path: &std::path::Path, error: &io::Error) -> Failure {
     if files::is_by_signal(error) {
         return interrupted();
     }
-    Failure::usage(format!("cannot read {}: {error}", path.display()))
-        .next("see that the path is right and that this user may read it")
+    let next = match error.kind() {
+        io::ErrorKind::InvalidData => {
+            "it is no text: see that the path is right, and that the arguments are in their order"
+        }
+        io::ErrorKind::IsADirectory => "give the path of a file",
+        _ => "see that the path is right and that this user may read it",
+    };
+    Failure::usage(format!("cannot read {}: {error}", path.display())).next(next)
 }
 
 /// The failure of writing a file.
@@ -238,6 +244,19 @@ mod tests {
         assert_eq!(code(tonic::Code::AlreadyExists), 3);
         assert_eq!(code(tonic::Code::Unauthenticated), 3);
         assert_eq!(code(tonic::Code::Internal), 1);
+    }
+
+    #[test]
+    fn what_is_no_text_may_be_read() {
+        let path = std::path::Path::new("store");
+        for (kind, next) in [
+            (io::ErrorKind::InvalidData, "it is no text"),
+            (io::ErrorKind::IsADirectory, "the path of a file"),
+            (io::ErrorKind::PermissionDenied, "may read it"),
+        ] {
+            let text = cannot_read(path, &kind.into()).text();
+            assert!(text.contains(next), "{text}");
+        }
     }
 
     #[test]

@@ -3,14 +3,15 @@
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::FileTypeExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use castnet_proto::part_file;
 
-use crate::exit::{self, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::service::is_stopped;
 
 /// What stands at a path, or will.
@@ -101,6 +102,29 @@ fn is_pipe(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_fifo())
 }
 
+/// Fails if a standard stream is closed. Then there is `/dev/null` in its place, open for both ways, where the runtime of Rust has opened
+/// it; a shell opens it for one way. Bytes would come from nowhere, or go there, and all would seem well.
+///
+/// # Errors
+/// The stream is closed. `flag` is what asks for it.
+pub fn check_open(stream: impl AsRawFd, name: &str, flag: &str) -> Outcome {
+    let descriptor = stream.as_raw_fd();
+    let device = |path: &str| {
+        let file = std::fs::metadata(path).ok()?;
+        file.file_type().is_char_device().then_some(file.rdev())
+    };
+    let there = device(&format!("/proc/self/fd/{descriptor}"));
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).unwrap_or_default();
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    // O_RDWR of O_ACCMODE.
+    let is_both = flags.is_some_and(|flags| flags & 3 == 2);
+    match is_both && there.is_some() && there == device("/dev/null") {
+        true => Err(Failure::usage(format!("{flag} -: {name} is closed")).next("give a file, or open it")),
+        false => Ok(()),
+    }
+}
+
 /// Reads all of a file that a user names, which may be a pipe: see [`open`].
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
@@ -186,7 +210,6 @@ pub fn await_reader(path: &Path) -> Outcome<Option<File>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd;
     use std::os::unix::fs::symlink;
     use std::process::Command;
 
@@ -236,6 +259,17 @@ mod tests {
         drop(held);
         assert_eq!(reader.join().expect("a thread").expect("read"), b"more");
         assert!(await_reader(Path::new("/dev/null")).is_ok_and(|held| held.is_none()));
+    }
+
+    #[test]
+    fn a_standard_stream_that_is_closed_is_known() {
+        let is_open = |path: &str, reads, writes| {
+            let file = File::options().read(reads).write(writes).open(path);
+            check_open(file.expect("it is there"), "stdout", "--out").is_ok()
+        };
+        assert!(is_open("/dev/null", true, false) && is_open("/dev/null", false, true));
+        assert!(is_open("/dev/zero", true, true));
+        assert!(!is_open("/dev/null", true, true));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Args, Command, Parser};
 
 use crate::exit::{Failure, Outcome};
@@ -43,8 +43,53 @@ impl Everywhere {
 /// What is wrong with it, or the help that it asks for.
 pub fn parse<C: Parser>() -> Result<C, clap::Error> {
     let mut command = without_empty_variables(C::command());
-    let matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    let matches = command.try_get_matches_from_mut(std::env::args_os());
+    let matches = matches.map_err(|error| naming_variable(error, &command, std::env::args_os()))?;
     C::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
+/// An error about a value that is that of a variable, and not in `args`, names the variable instead of the flag.
+fn naming_variable(
+    mut error: clap::Error,
+    command: &Command,
+    mut args: impl Iterator<Item = OsString>,
+) -> clap::Error {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        _ => None,
+    };
+    let (Some(flag), Some(value)) = (text(ContextKind::InvalidArg), text(ContextKind::InvalidValue)) else {
+        return error;
+    };
+    let variable = variable_of(command, &flag, &value);
+    if let Some(variable) = variable
+        && !args.any(|arg| arg.to_string_lossy().ends_with(value.as_str()))
+    {
+        let named = ContextValue::String(format!("{variable} (environment)"));
+        error.insert(ContextKind::InvalidArg, named);
+    }
+    error
+}
+
+/// The variable with this value for a flag, as errors write it.
+fn variable_of(command: &Command, flag: &str, value: &str) -> Option<String> {
+    let of = |arg: &Arg| {
+        let long = flag
+            .split_whitespace()
+            .next()
+            .and_then(|flag| flag.strip_prefix("--"));
+        let name = arg
+            .get_env()
+            .filter(|_| long.is_some() && arg.get_long() == long)?;
+        let is_it = std::env::var_os(name).is_some_and(|set| set.to_string_lossy() == value);
+        is_it.then(|| name.to_string_lossy().into_owned())
+    };
+    let below = || {
+        command
+            .get_subcommands()
+            .find_map(|below| variable_of(below, flag, value))
+    };
+    command.get_arguments().find_map(of).or_else(below)
 }
 
 fn without_empty_variables(command: Command) -> Command {

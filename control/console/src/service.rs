@@ -1,6 +1,6 @@
 //! Readiness and signals of services.
 
-use std::fs::{File, Metadata};
+use std::fs::{File, Metadata, TryLockError};
 use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::exit::{self, Failure, Outcome};
-use crate::files;
+use crate::files::{self, Place};
 use crate::output::{Done, Output};
 
 /// 128 + SIGINT.
@@ -23,7 +23,8 @@ const FORCED: i32 = 130;
 /// Signals within this time of the first one are one with it. Nobody presses a key twice that fast and means both.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
-/// Catches SIGINT and SIGTERM.
+/// Catches SIGINT, SIGTERM, SIGQUIT, and SIGHUP, which a closed terminal sends. SIGUSR1 and SIGUSR2 do nothing: they mean nothing here, and
+/// by default they end a process with nothing put in order.
 #[derive(Debug)]
 pub struct Signals(watch::Receiver<()>);
 
@@ -38,14 +39,35 @@ pub fn is_stopped() -> bool {
 impl Signals {
     /// Call it before readiness is announced: an earlier signal ends the process.
     pub fn catch() -> Outcome<Self> {
+        Self::catch_with(unless_ignored(SignalKind::hangup())?)
+    }
+
+    /// For a service, which has [`Reloads`]: SIGHUP does not end it.
+    pub fn catch_in_service() -> Outcome<Self> {
+        Self::catch_with(None)
+    }
+
+    fn catch_with(mut hangup: Option<Signal>) -> Outcome<Self> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
+        let mut quit = signal(SignalKind::quit())?;
+        for harmless in [SignalKind::user_defined1(), SignalKind::user_defined2()] {
+            // What catches it stays when this is dropped.
+            drop(signal(harmless)?);
+        }
         let (caught, signals) = watch::channel(());
         tokio::spawn(async move {
             loop {
                 tokio::select! {
                     _ = interrupt.recv() => {}
                     _ = terminate.recv() => {}
+                    _ = quit.recv() => {}
+                    // A shell that ends sends it, and the kernel after it: the second one means no haste.
+                    () = next(&mut hangup) => {
+                        if is_stopped() {
+                            continue;
+                        }
+                    }
                 }
                 STOPPED.store(true, Ordering::Relaxed);
                 caught.send_replace(());
@@ -82,6 +104,28 @@ impl Signals {
             // The runtime ends.
             std::future::pending().await
         }
+    }
+}
+
+/// `None` if the process ignores the signal since its start, as SIGHUP under nohup(1).
+fn unless_ignored(kind: SignalKind) -> Outcome<Option<Signal>> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let bit = 1u64 << (kind.as_raw_value() - 1);
+    match ignored.is_some_and(|mask| mask & bit != 0) {
+        true => Ok(None),
+        false => Ok(Some(signal(kind)?)),
+    }
+}
+
+/// Waits for the next one; for ever, if it is not caught.
+async fn next(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => {
+            signal.recv().await;
+        }
+        None => std::future::pending().await,
     }
 }
 
@@ -184,7 +228,31 @@ impl Ready {
         };
         let written = files::replace(path, &format!("{text}\n"), is_ready_text);
         let file = written.map_err(|error| unwritten(path, &error))?;
+        if let Some((_, file)) = &file {
+            // For `clear`. Some network file systems have no locks.
+            let _ = file.try_lock();
+        }
         Ok(Self { file })
+    }
+
+    /// As [`Self::check`], and removes the file of a process that was killed: it must not be taken for that of this start, which may fail.
+    /// Call it before anything that can fail.
+    pub fn clear(file: Option<&Path>) -> Outcome {
+        Self::check(file)?;
+        let Some(path) = file else { return Ok(()) };
+        let left = match files::place(path) {
+            Ok(Place::File(place)) => File::open(&place).map(|file| (place, file)),
+            Ok(Place::Special) => return Ok(()),
+            Err(error) => Err(error),
+        };
+        // Most often there is none.
+        let Ok((place, left)) = left else { return Ok(()) };
+        let is_empty = left.metadata().is_ok_and(|meta| meta.len() == 0);
+        // That of a process that runs is locked.
+        if is_empty || matches!(left.try_lock(), Err(TryLockError::WouldBlock)) {
+            return Ok(());
+        }
+        std::fs::remove_file(place).map_err(|error| unwritten(path, &error))
     }
 
     /// Fails if [`Self::quiet`] could not write the file now. For a check before something that cannot be undone. Changes nothing.
@@ -255,6 +323,26 @@ mod tests {
         nix::sys::signal::raise(Signal::SIGHUP).expect("a signal");
         let failed = until_stopped(pending(), pending(), &mut reloads, async || Err(dead())).await;
         assert_eq!(failed.expect_err("a failure").what, "dead");
+    }
+
+    #[test]
+    fn a_ready_file_of_a_killed_process_is_removed_before_a_start() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("ready");
+        Ready::clear(Some(&path)).expect("there is none");
+        let lives = Ready::quiet(Some(&path), "unix:/run/s").expect("written");
+        Ready::clear(Some(&path)).expect("it is another process's");
+        assert!(path.exists(), "it is ready");
+        drop(lives);
+        for (text, is_left) in [("unix:/run/s\n", true), ("0x12\n", true), ("", false)] {
+            std::fs::write(&path, text).expect("written");
+            Ready::clear(Some(&path)).expect("one of Castnet's");
+            assert_eq!(path.exists(), !is_left, "{text:?}");
+        }
+        std::fs::write(&path, "precious\n").expect("written");
+        assert!(Ready::clear(Some(&path)).is_err() && path.exists());
+        Ready::clear(Some(Path::new("/dev/null"))).expect("a device");
+        Ready::clear(None).expect("no file is asked for");
     }
 
     #[test]

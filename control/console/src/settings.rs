@@ -22,7 +22,12 @@ pub fn faulty(path: &Path, faults: Faults) -> Failure {
 /// A path in `file`, relative to the folder of `file`.
 pub fn beside(file: &Path, value: Value<'_>) -> Option<PathBuf> {
     let folder = file.parent().unwrap_or(Path::new(""));
-    Some(folder.join(value.text()?))
+    let text = value.text()?;
+    let named = match text.is_empty() {
+        true => Err("is empty: write a path"),
+        false => Ok(folder.join(text)),
+    };
+    value.accept(named)
 }
 
 /// Reads a rule file.

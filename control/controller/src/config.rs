@@ -143,7 +143,14 @@ impl Config {
     /// # Errors
     /// All faults, each with line, column and field.
     pub fn from_toml(text: &str, folder: &Path) -> Result<Self, Faults> {
-        let path = |v: Value<'_>| Some(folder.join(v.text()?));
+        let path = |v: Value<'_>| {
+            let text = v.text()?;
+            let named = match text.is_empty() {
+                true => Err("is empty: write a path"),
+                false => Ok(folder.join(text)),
+            };
+            v.accept(named)
+        };
         let tls = |v: Value<'_>| {
             let t = v.table("a table: { ca, cert, key }")?;
             let files = ["ca", "cert", "key"].map(|name| t.need(name, "the path of a file", path));
@@ -351,6 +358,7 @@ mod tests {
             ("store = { etcd = [\"here\"] }", "1:19: store.etcd[0]: "),
             ("store = { prefix = \"x\" }", "1:9: store.etcd: missing: "),
             ("store = 7", "1:9: store: "),
+            ("store = \"\"", "1:9: store: is empty: write a path"),
         ];
         for (text, start) in cases {
             let error = config(text).unwrap_err().to_string();

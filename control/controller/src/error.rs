@@ -7,7 +7,7 @@ use castnet_proto::convert::{Invalid, refuse};
 use castnet_proto::term::joined_elsewhere;
 use castnet_proto::transport::TransportError;
 use castnet_rules::{BitRate, Ipv4Net};
-use castnet_wire::{McstId, Qpn};
+use castnet_wire::{MacAddr, McstId, Qpn};
 use tonic::{Code, Status};
 
 use crate::check::ConfigFaults;
@@ -24,6 +24,8 @@ pub(crate) enum Refusal {
     Denied(#[from] Denied),
     #[error("there is no group {name:?}")]
     UnknownGroup { name: String },
+    #[error("group {name:?} is {is}")]
+    OtherKind { name: String, is: &'static str },
     /// It may exist.
     #[error("group {name:?} is not known yet: {reason}")]
     NotKnown { name: String, reason: String },
@@ -58,6 +60,8 @@ pub(crate) enum Refusal {
         ip: Ipv4Addr,
         host: String,
     },
+    #[error("{mac} is the Ethernet address of host {host:?}")]
+    MacTaken { mac: MacAddr, host: String },
     #[error("there is no host {host:?}")]
     NoHost { host: String },
     #[error("host {host:?} is in the topology file, which is where to take it out")]
@@ -240,7 +244,7 @@ impl Refusal {
         match self {
             Self::Invalid(_) => (Code::InvalidArgument, ""),
             Self::Denied(_) => (Code::PermissionDenied, ""),
-            Self::UnknownGroup { .. } => (Code::NotFound, "group"),
+            Self::UnknownGroup { .. } | Self::OtherKind { .. } => (Code::NotFound, "group"),
             Self::NotKnown { .. } => (Code::Unavailable, "group"),
             Self::JoinedElsewhere { .. } => (Code::Unavailable, ""),
             Self::WrongStore { .. } => (Code::FailedPrecondition, "name"),
@@ -255,6 +259,7 @@ impl Refusal {
             Self::NameOfSwitch { field, .. }
             | Self::AddressTaken { field, .. }
             | Self::QueuePairTaken { field, .. } => (Code::AlreadyExists, field),
+            Self::MacTaken { .. } => (Code::AlreadyExists, "mac"),
             Self::McstIdTaken { .. } | Self::McstIdWrittenOff { .. } | Self::McstIdOfOthers { .. } => {
                 (Code::AlreadyExists, "mcst_id")
             }

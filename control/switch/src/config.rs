@@ -123,7 +123,16 @@ impl FromStr for FaultRule {
         // Parsed with a port that always exists, so that wrong options are reported before the start.
         match format!("pcap:,x,{}", rule.text(0)).parse::<PortSpec>() {
             Ok(_) => Ok(rule),
-            Err(error) => Err(error.reason),
+            // That port is none of the user's.
+            Err(error) => Err(match error.reason.strip_prefix("pcap has no option ") {
+                Some(option) => format!(
+                    "there is no fault {option}: write loss, duplicate, reorder, corrupt, delay or jitter, after rx. or tx. for one direction"
+                ),
+                None if error.reason.starts_with("write pcap") => {
+                    "write such as loss=1%,delay=1ms".to_owned()
+                }
+                None => error.reason,
+            }),
         }
     }
 }
@@ -180,6 +189,9 @@ impl WorkerPlace {
         Some(Self { core })
     }
 }
+
+/// Even the rule of a group with one path takes more.
+const MEMORY_MIN: u64 = 1 << 10;
 
 /// Configuration of a switch, as flags and as the fields of a file. A field that is `None` or empty has its default.
 #[derive(Args, Clone, Debug, Default)]
@@ -298,6 +310,32 @@ impl SwitchConfig {
             .unwrap_or_else(default)
     }
 
+    /// Sizes with which the switch could have no group, and cores that are given twice.
+    pub(crate) fn check_sizes(&self) -> Outcome {
+        let mut faults: Vec<String> = Vec::new();
+        if let Some(memory) = self.memory.filter(|memory| memory.0 < MEMORY_MIN) {
+            faults.push(format!(
+                "memory {memory}: no group fits into less than {}; write such as 64MiB",
+                Size(MEMORY_MIN)
+            ));
+        }
+        if self.groups_max == Some(0) {
+            faults.push("groups_max 0: the switch could have no group".to_owned());
+        }
+        let mut cores = BTreeSet::new();
+        for core in self.workers.iter().filter_map(|worker| worker.core) {
+            if !cores.insert(core) {
+                faults.push(format!(
+                    "two workers on core {core}: each would wait for the other; give each a core of its own, or any"
+                ));
+            }
+        }
+        match faults.is_empty() {
+            true => Ok(()),
+            false => Err(Failure::usage(faults.join("\n"))),
+        }
+    }
+
     /// Ports with their faults, in the order of their numbers, ready to be opened.
     pub fn port_specs(&self) -> Outcome<Vec<(String, PortSpec)>> {
         if self.ports.is_empty() {
@@ -332,7 +370,7 @@ impl SwitchConfig {
             ));
         }
         let mut specs: Vec<(String, PortSpec)> = Vec::new();
-        let (mut names, mut interfaces) = (BTreeSet::new(), BTreeMap::new());
+        let (mut names, mut interfaces, mut outputs) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
         for (index, port) in self.ports.iter().enumerate() {
             if !names.insert(&port.name) {
                 faults.push(format!("two ports have the name {}", port.name));
@@ -356,6 +394,14 @@ impl SwitchConfig {
                         faults.push(format!(
                             "ports {other} and {name} are the same interface, {interface}"
                         ));
+                    }
+                    // A device or a pipe has what both write, one after the other.
+                    let output = spec.output_file().filter(|file| !file.exists() || file.is_file());
+                    if let Some(output) = output
+                        && let Some(other) = outputs.insert(output.to_owned(), &port.name)
+                    {
+                        let (name, output) = (&port.name, output.display());
+                        faults.push(format!("ports {other} and {name} write the same file, {output}"));
                     }
                     specs.push((port.name.clone(), spec));
                 }
@@ -483,7 +529,8 @@ mod tests {
         };
         assert_eq!(other.port_specs().expect_err("no port c").code(), 2);
         for bad in ["loss=200%", "gremlins=1%", "", "b:", "loss=1%,seed=x"] {
-            assert!(bad.parse::<FaultRule>().is_err(), "{bad}");
+            let fault = bad.parse::<FaultRule>().expect_err(bad);
+            assert!(!fault.contains("pcap"), "{bad}: {fault}");
         }
     }
 
@@ -518,6 +565,18 @@ mod tests {
         };
         let failure = same.port_specs().expect_err("one interface");
         assert_eq!(failure.what, "ports a and c are the same interface, eth0");
+        let ports = [
+            "a=pcap:,out.pcap",
+            "b=pcap:,/dev/null",
+            "c=pcap:,/dev/null",
+            "d=pcap:x,out.pcap,loss=1%",
+        ];
+        let same = SwitchConfig {
+            ports: ports.iter().map(|port| port.parse().expect("a port")).collect(),
+            ..SwitchConfig::default()
+        };
+        let failure = same.port_specs().expect_err("one file");
+        assert_eq!(failure.what, "ports a and d write the same file, out.pcap");
         let all = SwitchConfig {
             no_flood: vec!["c".into()],
             core_ports: vec!["e".into()],
@@ -526,6 +585,28 @@ mod tests {
         };
         let failure = all.port_specs().expect_err("four faults");
         assert_eq!(failure.what.lines().count(), 4, "{failure}");
+    }
+
+    #[test]
+    fn a_switch_that_could_have_no_group_or_with_two_workers_on_a_core_does_not_start() {
+        let place = |core| WorkerPlace { core };
+        let check = |memory, groups_max, workers: &[Option<usize>]| {
+            let config = SwitchConfig {
+                memory,
+                groups_max,
+                workers: workers.iter().copied().map(place).collect(),
+                ..SwitchConfig::default()
+            };
+            config.check_sizes().map_err(|failure| failure.what)
+        };
+        assert_eq!(check(None, None, &[None, None]), Ok(()));
+        assert_eq!(check(Some(Size(64 << 20)), Some(1), &[Some(0), Some(1)]), Ok(()));
+        for bytes in [0, 1, 64] {
+            assert!(check(Some(Size(bytes)), None, &[]).is_err_and(|what| what.contains("no group fits")));
+        }
+        assert!(check(None, Some(0), &[]).is_err_and(|what| what.contains("groups_max 0")));
+        let twice = check(None, None, &[Some(0), None, Some(0)]);
+        assert!(twice.is_err_and(|what| what.contains("two workers on core 0")));
     }
 
     #[test]

@@ -18,7 +18,6 @@ pub mod config;
 pub mod dpdk;
 pub mod mrp;
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use castnet_console::exit::{Failure, Outcome};
@@ -32,7 +31,7 @@ use dpdk::Hugepages;
 
 /// A random seed for hash tables, so that nobody can choose colliding keys.
 pub fn hash_seed() -> u64 {
-    RandomState::new().hash_one(std::process::id())
+    castnet_proto::process::draw()
 }
 
 /// The host name without its domain, or `switch`.
@@ -48,6 +47,7 @@ fn machine_name() -> String {
 
 /// The configuration with defaults filled in. A usage failure names the wrong port or option.
 pub fn dataplane_config(config: &SwitchConfig) -> Outcome<DataplaneConfig> {
+    config.check_sizes()?;
     let ports = config
         .port_specs()?
         .into_iter()

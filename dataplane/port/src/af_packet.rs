@@ -39,6 +39,7 @@ use std::sync::{Arc, OnceLock};
 
 use arrayvec::ArrayVec;
 use castnet_wire::{Batch, DropReason, FrameBuf, MacAddr, Nanos};
+use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 
 use crate::pool::{Pool, PoolBuf};
@@ -285,9 +286,9 @@ impl AfPacketPort {
     }
 }
 
-/// Whether an interface of the network namespace of this thread has the name now.
+/// Whether an interface of the network namespace of this thread has the name now. Where that cannot be known, as without descriptors, it may.
 pub fn has_interface(name: &str) -> bool {
-    if_nametoindex(name).is_ok()
+    !matches!(if_nametoindex(name), Err(Errno::ENODEV | Errno::ENXIO))
 }
 
 /// An address of a port without its interface: the same for all threads of this process.

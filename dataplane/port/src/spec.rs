@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -189,6 +189,15 @@ impl PortSpec {
         match self {
             Self::AfPacket(spec) => Some(&spec.interface),
             Self::Marking(inner, _) | Self::Faulty(inner, _) | Self::Pfc(inner, _) => inner.interface(),
+            _ => None,
+        }
+    }
+
+    /// The file that this port writes, also behind a fault injector.
+    pub fn output_file(&self) -> Option<&Path> {
+        match self {
+            Self::Pcap(spec) => spec.output.as_deref(),
+            Self::Marking(inner, _) | Self::Faulty(inner, _) | Self::Pfc(inner, _) => inner.output_file(),
             _ => None,
         }
     }

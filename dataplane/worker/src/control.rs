@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use castnet_engine::{
-    Context, GroupKey, InstallError as Refused, Members, Owners, PortInfo, PortSet, SourceGuard, Tables,
-    port_count,
+    Context, GroupKey, InstallError as Refused, Members, Owners, PortInfo, PortSet, RegistrationConfig,
+    SourceGuard, Tables, port_count,
 };
 use castnet_pfc::PfcShared;
 use castnet_port::{PortLink, Waker};
@@ -164,6 +164,8 @@ pub(crate) struct State {
     index: GroupIndex,
     owners: Owners,
     members: Members,
+    /// Hosts register groups with the addresses of its pool.
+    registration: Option<RegistrationConfig>,
     routes: BTreeMap<Ipv4Net, Route>,
     /// Those published last.
     tables: Tables,
@@ -232,6 +234,10 @@ impl SharedControl {
         pfc: Arc<PfcShared>,
     ) -> Self {
         let infos = port_infos(&config, &links);
+        let state = State {
+            registration: config.engine.registration.clone(),
+            ..State::default()
+        };
         let up: PortSet = infos
             .iter()
             .zip(&links)
@@ -250,7 +256,7 @@ impl SharedControl {
             mtus: infos.iter().map(|i| AtomicUsize::new(i.mtu)).collect(),
             infos,
             published,
-            state: Mutex::default(),
+            state: Mutex::new(state),
             moves: RwLock::default(),
             workers,
             flow_tables,
@@ -677,9 +683,18 @@ impl State {
         }
     }
 
+    /// Whether the members of a group stay neighbours at their ports. Those of a group that a host registers do not: it names whom it
+    /// likes, and they would displace the neighbours at other ports, or could not move.
+    fn keeps_members(&self, rule: &GroupRule) -> bool {
+        let registration = self.registration.as_ref();
+        registration.is_none_or(|config| !config.covers(rule.mcst_id.0))
+    }
+
     fn register(&mut self, group: RegisteredGroup) {
         self.index.insert(&group.rule);
-        self.members.add(&group.rule);
+        if self.keeps_members(&group.rule) {
+            self.members.add(&group.rule);
+        }
         self.memory_used += group.memory;
         self.count(&group, 1);
         self.count_ports(&group.rule, 1);
@@ -692,7 +707,9 @@ impl State {
     fn unregister(&mut self, mcst_id: McstId) -> Option<RegisteredGroup> {
         let group = self.groups.remove(&mcst_id)?;
         self.index.remove(&group.rule);
-        self.members.remove(&group.rule);
+        if self.keeps_members(&group.rule) {
+            self.members.remove(&group.rule);
+        }
         self.memory_used -= group.memory;
         self.count(&group, -1);
         self.count_ports(&group.rule, -1);

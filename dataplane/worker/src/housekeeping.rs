@@ -68,7 +68,8 @@ pub(crate) fn run(shared: &Arc<SharedControl>, notes: &Receiver<Note>) {
             Note::Interface { at, port, reason } => {
                 match &reason {
                     Some(reason) => tracing::warn!(port = shared.port_name(port), %reason, "port is down"),
-                    None => tracing::info!(port = shared.port_name(port), "port has an interface again"),
+                    // At the level of the end: who sees that one waits for this one.
+                    None => tracing::warn!(port = shared.port_name(port), "port has an interface again"),
                 }
                 if let Some(kind) = shared.set_interface(port, reason) {
                     shared.subscribers.send(&SwitchEvent { at, kind });

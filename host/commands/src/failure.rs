@@ -8,6 +8,7 @@ use castnet_console::exit::{Failure, not_written};
 use castnet_console::units::span;
 use castnet_member::MemberError;
 use castnet_mrp::LeaderError;
+use castnet_proto::convert::violations;
 use castnet_rnic::stream::StreamError;
 use castnet_rnic::{RnicError, Status};
 
@@ -47,13 +48,11 @@ pub fn member(error: MemberError) -> Failure {
             error => Failure { what, ..rnic(error) },
         },
         MemberError::Status { doing, group, status } => {
-            let not_found = status.code() == tonic::Code::NotFound;
+            let next = not_found(&group, &status);
             let failure = Failure::from(*status).while_doing(format!("{doing} group {group}"));
-            match not_found {
-                true => failure.next(format!(
-                    "castnet group create {group} --source HOST --members HOST,...\nor wait for it: --wait 1m"
-                )),
-                false => failure,
+            match next {
+                Some(next) => failure.next(next),
+                None => failure,
             }
         }
         MemberError::Slow(_) => Failure::unreachable(what)
@@ -97,6 +96,21 @@ pub fn member(error: MemberError) -> Failure {
     }
 }
 
+/// What to do about a group that is not there, that has another kind, or that lacks this host.
+fn not_found(group: &str, status: &tonic::Status) -> Option<String> {
+    if status.code() != tonic::Code::NotFound {
+        return None;
+    }
+    let refused = violations(status);
+    let lacks_host = refused.iter().any(|v| v.field == "host");
+    let is_job = refused.iter().any(|v| v.reason.contains("is a job"));
+    Some(match (lacks_host, is_job) {
+        (true, _) => format!("castnet group add {group} HOST; or give --name as the group has it\nor wait for it: --wait 1m"),
+        (_, true) => "castnet group list shows the multicast groups; castnet host --help lists the collectives of a job".to_owned(),
+        _ => format!("castnet group create {group} --source HOST --members HOST,...\nor wait for it: --wait 1m"),
+    })
+}
+
 /// A transfer failed.
 pub fn stream(error: StreamError) -> Failure {
     match error {
@@ -127,6 +141,41 @@ fn work(status: Status, error: &StreamError) -> Failure {
         Status::LocalLengthError => Failure::failed(error).next(ALIKE),
         Status::Success | Status::LocalProtectionError | Status::Flushed | Status::Device { .. } => {
             Failure::failed(error).next(DROPS)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use castnet_proto::convert::refuse;
+    use tonic::Code;
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_found_has_a_next_step_of_its_own() {
+        for (field, reason, next) in [
+            ("group", "there is no group \"w\"", "castnet group create w "),
+            (
+                "host",
+                "host \"h9\" is no member of group \"w\"",
+                "castnet group add w ",
+            ),
+            (
+                "group",
+                "group \"w\" is a job, whose ranks call collectives",
+                "castnet group list",
+            ),
+        ] {
+            let failure = member(MemberError::Status {
+                doing: "joining",
+                group: "w".to_owned(),
+                status: Box::new(refuse(Code::NotFound, field, reason)),
+            });
+            assert!(
+                failure.next.as_deref().is_some_and(|n| n.starts_with(next)),
+                "{failure:?}"
+            );
         }
     }
 }

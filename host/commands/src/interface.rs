@@ -3,8 +3,9 @@
 use std::net::Ipv4Addr;
 
 use castnet_console::exit::{Failure, Outcome};
+use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
-use nix::net::if_::InterfaceFlags;
+use nix::net::if_::{InterfaceFlags, if_nametoindex};
 
 /// An interface that is up, other than loopback.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,7 +72,13 @@ pub(super) fn only(all: &[Interface]) -> Outcome<&Interface> {
 
 /// The only address of an interface.
 pub(super) fn only_ip(all: &[Interface], name: &str) -> Outcome<(Ipv4Addr, u8)> {
-    let ips = all.iter().find(|i| i.name == name).map_or(&[][..], |i| &i.ips);
+    let found = all.iter().find(|i| i.name == name);
+    // One that is down, or loopback, is there.
+    if found.is_none() && if_nametoindex(name).is_err_and(|errno| errno == Errno::ENODEV) {
+        let what = format!("there is no interface {name} in this network namespace");
+        return Err(Failure::usage(what).next("ip link lists those there are"));
+    }
+    let ips = found.map_or(&[][..], |i| &i.ips);
     match ips {
         [one] => Ok(*one),
         _ => {
@@ -110,10 +117,11 @@ mod tests {
         assert!(name(&[]).is_err_and(|why| why.contains("none is up")));
         let ip = |name: &str| only_ip(&all, name).map_err(|f| f.what);
         assert_eq!(ip("eth1"), Ok(([10, 0, 0, 1].into(), 24)));
+        assert!(ip("nope").is_err_and(|why| why.contains("no interface nope")));
         for (name, has) in [
             ("eth0", "no address"),
             ("eth2", "2 addresses"),
-            ("eth9", "no address"),
+            ("lo", "no address"),
         ] {
             assert!(
                 ip(name).is_err_and(|why| why.contains("--ip") && why.contains(has)),

@@ -273,8 +273,8 @@ pub fn run_until_stopped(work: impl FnOnce(&Stop) -> Outcome + Send) -> Outcome 
 impl MemberArgs {
     /// `others`: of a group that is registered with MRP.
     fn config(&self, stop: &Stop, others: Option<Others>) -> Outcome<MemberConfig> {
+        Ready::clear(self.ready_file.as_deref())?;
         self.check_fixed(others.is_some())?;
-        Ready::check(self.ready_file.as_deref())?;
         let message_size = u32::try_from(self.message_size.0)
             .map_err(|_| Failure::usage(format!("--message-size {} is over 16 MiB", self.message_size)))?;
         let fixed = &self.fixed;

@@ -1,11 +1,13 @@
 //! `castnet host receive`.
 
 use std::cell::RefCell;
+use std::io;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use castnet_console::exit::Outcome;
+use castnet_console::files;
 use castnet_console::output::{Output, remark};
 use castnet_member::{Member, MemberConfig, MemberError, Others, Prepared};
 use castnet_rnic::Rnic;
@@ -66,6 +68,9 @@ impl ReceiveCommand {
         };
         let target = Target(out.clone());
         target.check()?;
+        if target.is_stdout() {
+            files::check_open(io::stdout(), "stdout", "--out")?;
+        }
         let config = configure(config, self.fallback, Some(&target));
         let incoming = Incoming::new(&target);
         let mut rnic = args.device.open()?;

@@ -3,7 +3,7 @@
 mod report;
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use castnet_console::connect::{CONTROLLER, Tls};
 use castnet_console::exit::{Failure, Outcome};
@@ -16,13 +16,16 @@ use castnet_replicate::{
     Address, Client, DEFAULT_PORT, Pace, Pattern, ReplicateError, ServerConfig, ServerEvent, Way, Workload,
 };
 use castnet_rnic::Rnic;
-use castnet_wire::{Nanos, Pmtu};
+use castnet_wire::{Limit, Nanos, Pmtu};
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::device::Device;
 use super::{QpArgs, Stop, failure};
 use report::{Comparison, VerifyReport};
 pub use report::{Latency, WriteReport};
+
+/// Remarks of a server: clients can come and go at will.
+const REMARKS: Limit = Limit::new(4096, Nanos::from_secs(1));
 
 /// Replicated block writes: a client writes the memory of several servers, and has them prove what they hold
 #[derive(Debug, Args)]
@@ -265,7 +268,7 @@ impl ReplicateCommand {
 
 impl ServeCommand {
     fn run(self, output: Output, stop: &Stop) -> Outcome {
-        Ready::check(self.ready_file.as_deref())?;
+        Ready::clear(self.ready_file.as_deref())?;
         let mut rnic = self.host.device.open()?;
         let ip = rnic.attributes().ip.to_string();
         let config = ServerConfig {
@@ -277,6 +280,13 @@ impl ServeCommand {
             member: self.host.member("")?,
         };
         let (mut ready, mut failed) = (None, None);
+        let (begun, mut limit) = (Instant::now(), REMARKS);
+        let mut say = |text: String| {
+            let now = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            if limit.allows(Nanos(now)) {
+                remark(&text);
+            }
+        };
         let served = castnet_replicate::serve(&mut *rnic, &config, stop, &mut |event| match event {
             ServerEvent::Ready { address, .. } => {
                 match Ready::announce(output, &config.name, &address, self.ready_file.as_deref()) {
@@ -287,14 +297,14 @@ impl ServeCommand {
                     }
                 }
             }
-            ServerEvent::Client { name } => remark(&format!("{}: client {name} is here", config.name)),
+            ServerEvent::Client { name } => say(format!("{}: client {name} is here", config.name)),
             ServerEvent::Left { name, error: None } => {
-                remark(&format!("{}: client {name} has finished", config.name));
+                say(format!("{}: client {name} has finished", config.name));
             }
             ServerEvent::Left {
                 name,
                 error: Some(error),
-            } => remark(&format!("{}: client {name}: {error}", config.name)),
+            } => say(format!("{}: client {name}: {error}", config.name)),
         });
         drop(ready);
         served.map_err(replicate)?;

@@ -73,6 +73,14 @@ pub(super) fn remark_silence(is_remarked: &mut bool, silent: Duration) {
     *is_remarked = is_long;
 }
 
+/// A closed stdin would be sent as an empty file.
+pub(super) fn check_stdin(file: &Path) -> Outcome {
+    match file == Path::new("-") {
+        true => files::check_open(io::stdin(), "stdin", "--file"),
+        false => Ok(()),
+    }
+}
+
 /// The header has the file's name, and its length if it is a regular file.
 pub(super) fn source(path: &Path) -> Outcome<(Box<dyn Read>, StreamHeader)> {
     if path == Path::new("-") {
@@ -152,6 +160,7 @@ impl SendCommand {
         let Some(file) = &self.file else {
             return self.send_messages(config, output, stop);
         };
+        check_stdin(file)?;
         let config = configure(config, self.guard.slow.fallback, None);
         let (mut file, header) = source(file)?;
         let mut rnic = self.open()?;

@@ -231,10 +231,11 @@ impl Sink {
         };
         part.rename().map_err(|error| {
             let (path, name) = (part.path.display(), part.name.display());
-            io::Error::new(
-                error.kind(),
-                format!("{path}: {error}; what arrived is in {name}"),
-            )
+            let rest = match part.name.exists() {
+                true => format!("what arrived is in {name}"),
+                false => format!("what arrived was in {name}, which somebody has removed"),
+            };
+            io::Error::new(error.kind(), format!("{path}: {error}; {rest}"))
         })?;
         Ok(Some(part.path))
     }
@@ -313,6 +314,11 @@ mod tests {
         let refused = refused.expect_err("a folder is there").to_string();
         assert_eq!(refused, format!("{}: it is a folder", path.display()));
         assert_eq!(std::fs::read(&part).expect("a file"), b"whole");
+        std::fs::remove_dir(&path).expect("an empty folder");
+        let sink = target.open(&header("out")).expect("a place");
+        std::fs::remove_file(&part).expect("it is there");
+        let text = sink.keep().expect_err("there is no part").to_string();
+        assert!(text.ends_with("which somebody has removed"), "{text}");
     }
 
     #[test]

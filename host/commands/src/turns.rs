@@ -15,7 +15,7 @@ use nix::unistd::{AccessFlags, eaccess};
 
 use super::fallback::{GuardArgs, Held, Incoming, Instead, Outgoing, Turns};
 use super::report::TransferReport;
-use super::send::{lead_away, remark_silence, source};
+use super::send::{check_stdin, lead_away, remark_silence, source};
 use super::sink::Target;
 use super::{MemberArgs, Stop, Stopped, failure, refuse};
 
@@ -60,6 +60,17 @@ fn check_readable(file: &Path) -> Outcome {
     readable.map_err(|error| exit::cannot_read(file, &error))
 }
 
+/// The failure, if one of the order is no member of the group.
+fn stranger(order: &[String], members: &[String], args: &MemberArgs) -> Option<Failure> {
+    let stranger = order.iter().find(|name| !members.contains(name))?;
+    let (group, members) = (args.group_name(), members.join(", "));
+    let what =
+        format!("--order has {stranger}, which is no member of group {group}: its members are {members}");
+    Some(Failure::usage(what).next(format!(
+        "castnet group add {group} {stranger}, or another --order at all members"
+    )))
+}
+
 impl TurnsCommand {
     /// Wrong flags, before anything is opened.
     fn check(&self) -> Outcome {
@@ -91,6 +102,7 @@ impl TurnsCommand {
 
     pub(super) fn run(self, output: Output, stop: &Stop) -> Outcome {
         self.check()?;
+        self.file.as_deref().map_or(Ok(()), check_stdin)?;
         let args = &self.member;
         let mut config = MemberConfig {
             give_up: Some(self.give_up.0).filter(|most| !most.is_zero()),
@@ -156,6 +168,21 @@ impl TurnsCommand {
         let member = castnet_member::receiver(config.clone(), rnic);
         let member = member.or_else(|error| refuse(instead, error))?;
         let (mut member, _ready) = args.join_or(instead, member)?;
+        // All would wait for the turn of one that never comes.
+        let stranger = match member.members() {
+            Ok(members) => members.and_then(|members| stranger(&self.order[held.turn..], &members, args)),
+            Err(MemberError::Interrupted) => Some(failure::interrupted()),
+            Err(error) => {
+                tracing::warn!(%error, "whether --order has members only is not known");
+                None
+            }
+        };
+        if let Some(failure) = stranger {
+            if let Err(error) = member.give_up(0, &failure.what) {
+                tracing::warn!(%error, "not left");
+            }
+            return Err(failure.into());
+        }
         let mut done = Vec::new();
         let mut ended = Ok(());
         // The bytes of a turn that has arrived and could not be kept.
@@ -257,6 +284,22 @@ mod tests {
     struct Line {
         #[command(flatten)]
         turns: TurnsCommand,
+    }
+
+    #[test]
+    fn who_is_to_send_is_a_member() {
+        let line = "turns --interface veth0 --ip 10.0.0.1/24 --name h1 --group w --order h1,h9,h3 --out /tmp";
+        let turns = Line::try_parse_from(line.split(' ')).expect("flags").turns;
+        let stranger = |members: &[&str]| {
+            let members: Vec<_> = members.iter().map(|&name| name.to_owned()).collect();
+            stranger(&turns.order, &members, &turns.member).map(|failure| failure.text())
+        };
+        assert_eq!(stranger(&["h1", "h2", "h3", "h9"]), None);
+        let text = stranger(&["h1", "h2", "h3"]).expect("h9 is no member");
+        assert!(
+            text.contains("h9, which is no member of group w") && text.contains("castnet group add w h9"),
+            "{text}"
+        );
     }
 
     /// It is opened when the turn begins: here it has no writer, and to open it would not return.

@@ -1,7 +1,9 @@
 use std::time::{Duration, Instant};
 
 use castnet_proto::convert::reason_line;
-use castnet_proto::transport::{Clients, ControllerClient, Outage, RETRY_DELAY, TransportError, retry};
+use castnet_proto::transport::{
+    Clients, ControllerClient, Outage, RETRY_DELAY, TransportError, lost_connection, retry,
+};
 use castnet_proto::v1 as api;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -66,7 +68,7 @@ fn is_early(error: &MemberError) -> bool {
         // Its name may be known only later.
         MemberError::Transport(error) => matches!(error, TransportError::Resolve(..)) || error.is_transient(),
         MemberError::NotActive { .. } => true,
-        MemberError::Status { status, .. } => matches!(status.code(), Code::Unavailable | Code::NotFound),
+        MemberError::Status { status, .. } => is_unavailable(status) || status.code() == Code::NotFound,
         _ => false,
     }
 }
@@ -75,9 +77,14 @@ fn is_early(error: &MemberError) -> bool {
 fn is_away(error: &MemberError) -> bool {
     match error {
         MemberError::Transport(_) => true,
-        MemberError::Status { status, .. } => status.code() == Code::Unavailable,
+        MemberError::Status { status, .. } => is_unavailable(status),
         _ => false,
     }
+}
+
+/// A controller that is killed ends a call with any code.
+fn is_unavailable(status: &Status) -> bool {
+    status.code() == Code::Unavailable || lost_connection(status).is_some()
 }
 
 pub(crate) fn has_source(state: &api::GroupState) -> bool {
@@ -490,7 +497,14 @@ impl Controller {
                 let reason = match phase {
                     Failed => state.reason.clone(),
                     _ if state.any_source() != api::AnySource::Unspecified => {
-                        "one of its members has left, or is back with a new connection".to_owned()
+                        // Who has left without a word is not known any more.
+                        let left = state.members.iter().filter(|m| m.host != host);
+                        left.filter_map(|m| Some((&m.host, &m.received.as_ref()?.lacks)))
+                            .find(|(_, lacks)| !lacks.is_empty())
+                            .map_or_else(
+                                || "one of its members has left, or is back with a new connection".to_owned(),
+                                |(left, why)| format!("{left} has left: {why}"),
+                            )
                     }
                     _ if *source == host => {
                         format!("all receivers have left, or {host} was away for longer than its lease")
@@ -580,6 +594,16 @@ mod tests {
             let evicted = lost_out("h2", phase, Expected, "it is cut off").expect("it is out");
             assert_eq!(evicted.to_string(), "h2 was put out of group g: it is cut off");
         }
+        let mut any = state(Expected);
+        any.set_phase(Registered);
+        any.set_any_source(api::AnySource::Bridged);
+        let reason = |any: &api::GroupState| member("h2").lost_by(any).expect("it has ended").to_string();
+        assert!(reason(&any).contains("one of its members has left"));
+        any.members[0].received = Some(api::Received {
+            bytes: 7,
+            lacks: "its disk is full".into(),
+        });
+        assert!(reason(&any).contains("h1 has left: its disk is full"));
         let gone = lost("h4", Registered, Expected);
         assert!(matches!(gone, Some(MemberError::Evicted { .. })), "{gone:?}");
     }
@@ -598,6 +622,18 @@ mod tests {
         ] {
             assert!(!is_early(&never.into()));
         }
+    }
+
+    /// Its calls end while their answer is read.
+    #[test]
+    fn a_controller_that_is_killed_is_waited_for() {
+        let of = |status| member("h2").refused("joining", status);
+        let killed =
+            || Status::from_error(Box::new(io::Error::other("error reading a body from connection")));
+        assert_eq!(killed().code(), Code::Unknown);
+        assert!(is_early(&of(killed())) && is_away(&of(killed())));
+        let says = || Status::new(Code::Unknown, "error reading a body from connection");
+        assert!(!is_early(&of(says())) && !is_away(&of(says())));
     }
 
     /// There is no controller: to ask it is an error.

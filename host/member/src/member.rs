@@ -204,6 +204,18 @@ impl<T> Member<'_, T> {
         }
     }
 
+    /// Names of all members of the group, as the controller has them. `None`: the group has no controller.
+    ///
+    /// # Errors
+    /// The controller does not answer for a minute, or this host is interrupted.
+    pub fn members(&mut self) -> Result<Option<Vec<String>>, MemberError> {
+        let Some(call) = self.host.start(|controller| controller.look()) else {
+            return Ok(None);
+        };
+        let group = self.host.await_call(call)??;
+        Ok(Some(group.members.into_iter().map(|m| m.host).collect()))
+    }
+
     /// Runs `work`, which polls the RNIC and often calls the function that it gets, with its progress so far. It ends when that returns
     /// [`Flow::Stop`]: this host is interrupted, or the group goes on without this member or has ended. Then the error is returned, too.
     pub fn run<S>(

@@ -2,7 +2,6 @@
 //! the kernel where the RNIC has none, on a thread of their own, so that a transfer does not delay them.
 
 use std::collections::BTreeSet;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::sync::Arc;
@@ -11,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use castnet_mrp::{Leader, LeaderConfig, LeaderError, Receiver, ReceiverError, Roll, group_name};
+use castnet_proto::process::draw;
 use castnet_rnic::{Datagrams, Rnic};
 use castnet_wire::datagram::PAYLOAD_MAX;
 use castnet_wire::mrp::DEFAULT_PORT;
@@ -119,7 +119,7 @@ impl Registered {
             Others::Leader(leader) => {
                 let group = (mcst_id, *leader);
                 let receiver = Receiver::new(Nanos::ZERO, group, (member, memory), (REPEAT, patience));
-                let key = if how.calls { random_key() } else { 0 };
+                let key = if how.calls { draw() as u32 | 1 } else { 0 };
                 Side::Receiver(receiver.with_key(key), *leader, key)
             }
         };
@@ -234,11 +234,6 @@ fn number(now: SystemTime) -> u32 {
 
 pub(crate) fn nanos(length: Duration) -> Nanos {
     Nanos(u64::try_from(length.as_nanos()).unwrap_or(u64::MAX / 2))
-}
-
-/// Not 0.
-fn random_key() -> u32 {
-    RandomState::new().build_hasher().finish() as u32 | 1
 }
 
 enum Side {

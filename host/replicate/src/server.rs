@@ -1,12 +1,12 @@
 //! A server: memory that a client writes over a group or over a connection of its own, and what the client asks about it.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use castnet_member::{Group, MemberConfig, MemberError};
+use castnet_proto::process::draw;
 use castnet_rnic::stream::Flow;
 use castnet_rnic::{Access, MemoryRegion, QpOptions, QpRemote, Rnic};
 use castnet_wire::{Pmtu, Psn, Qpn};
@@ -72,7 +72,7 @@ pub enum ServerEvent {
 
 /// A random first PSN, so that packets of an earlier connection are not accepted.
 pub(crate) fn random_psn() -> Psn {
-    Psn::new(RandomState::new().build_hasher().finish() as u32 & (Psn::MODULUS - 1))
+    Psn::new(draw() as u32)
 }
 
 /// Processor time of this process in seconds.

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use castnet_rnic::{MemoryKey, Rnic, RnicError};
@@ -112,7 +112,23 @@ impl Store {
         }
         let synced = self.file.sync_data();
         synced.map_err(|error| failure(&self.path, "writing it to the disk", error))?;
+        self.check_place()?;
         Ok(saved)
+    }
+
+    /// A file that is at its path no more is gone when the server ends.
+    fn check_place(&self) -> Result<(), ReplicateError> {
+        let failed = |error| failure(&self.path, "looking for it after it was saved", error);
+        let there = std::fs::metadata(&self.path).map_err(failed)?;
+        let own = self.file.metadata().map_err(failed)?;
+        match (own.dev(), own.ino()) == (there.dev(), there.ino()) {
+            true => Ok(()),
+            false => Err(ReplicateError::BadFile {
+                path: self.path.clone(),
+                what: "another file has taken its place: what was saved is lost when the server ends"
+                    .to_owned(),
+            }),
+        }
     }
 
     /// Reads from `offset` on. A file that has become shorter is an error.
@@ -186,5 +202,19 @@ mod tests {
         let _first = Store::open(&path, None);
         assert!(refused(None).is_err_and(|error| error.contains("another server")));
         assert!(Store::open(folder.path(), Some(1)).is_err());
+    }
+
+    #[test]
+    fn a_file_that_was_removed_or_replaced_is_not_saved() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("h2.bin");
+        let store = Store::open(&path, Some(5000)).expect("a file");
+        store.check_place().expect("it is there");
+        std::fs::rename(&path, folder.path().join("other")).expect("renamed");
+        let missing = store.check_place().expect_err("it is not there").to_string();
+        assert!(missing.contains("h2.bin: looking for it"), "{missing}");
+        std::fs::write(&path, "of somebody else").expect("written");
+        let other = store.check_place().expect_err("it is another one").to_string();
+        assert!(other.contains("has taken its place"), "{other}");
     }
 }

@@ -23,6 +23,9 @@ pub enum RnicError {
     /// A memory region could not be created or found.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// The machine has too little memory for a region.
+    #[error("{length} bytes of memory for a region: this machine has not so much")]
+    NoMemory { length: usize },
     /// The RNIC cannot use memory of its user.
     #[error("this RNIC has no regions in memory that is lent to it")]
     NoLentMemory,

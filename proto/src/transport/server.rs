@@ -3,6 +3,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use std::{fmt, io};
@@ -196,11 +197,17 @@ async fn bind(address: &Address, security: &Security) -> Result<(Sockets, Addres
             let bound = listener.local_addr().map_err(failed)?;
             let sockets: Sockets = match protection {
                 Some(protection) => Box::pin(handshakes(listener, protection)),
-                None => Box::pin(TcpListenerStream::new(listener).then(patient).map(|socket| {
-                    let socket = undelayed(socket?);
-                    let peer = Peer::of_socket(&socket, None);
-                    Ok((Either::Left(Either::Left(socket)), peer, None))
-                })),
+                None => {
+                    let unaccepted = Unaccepted::default();
+                    let sockets = TcpListenerStream::new(listener)
+                        .then(move |accepted| unaccepted.clone().patient(accepted))
+                        .map(|socket| {
+                            let socket = undelayed(socket?);
+                            let peer = Peer::of_socket(&socket, None);
+                            Ok((Either::Left(Either::Left(socket)), peer, None))
+                        });
+                    Box::pin(sockets)
+                }
             };
             Ok((sockets, Address::tcp(*tls, bound)))
         }
@@ -222,8 +229,9 @@ async fn bind(address: &Address, security: &Security) -> Result<(Sockets, Addres
         }
         Address::Unix(path) => {
             let (listener, file) = socket::bind(path, &security.socket).map_err(failed)?;
+            let unaccepted = Unaccepted::default();
             let sockets = UnixListenerStream::new(listener)
-                .then(patient)
+                .then(move |accepted| unaccepted.clone().patient(accepted))
                 .map(move |socket| {
                     let _until_the_end = &file;
                     let socket = socket?;
@@ -241,31 +249,47 @@ fn undelayed(socket: TcpStream) -> TcpStream {
     socket
 }
 
-/// A failed accept. Descriptors and memory that are used up are waited for.
-async fn not_accepted(error: &io::Error) {
-    let used_up = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
-    let Some(errno) = used_up
-        .into_iter()
-        .find(|e| error.raw_os_error() == Some(*e as i32))
-    else {
-        return tracing::info!(%error, "a connection ended before it was accepted");
-    };
-    let advice = match errno {
-        Errno::EMFILE => {
-            ": raise the limit of open files (ulimit -n, LimitNOFILE), or see who has so many connections"
-        }
-        _ => "",
-    };
-    tracing::warn!("no connections are accepted now: {error}{advice}");
-    tokio::time::sleep(ACCEPT_DELAY).await;
-}
+/// Accepts in a row that have failed because descriptors or memory are used up.
+#[derive(Clone, Default)]
+struct Unaccepted(Arc<AtomicU64>);
 
-/// Waits after sockets that could not be accepted.
-async fn patient<S>(accepted: io::Result<S>) -> io::Result<S> {
-    if let Err(error) = &accepted {
-        not_accepted(error).await;
+impl Unaccepted {
+    /// A failed accept. Descriptors and memory that are used up are waited for, and reported once until a connection is accepted.
+    async fn handle_failed(&self, error: &io::Error) {
+        let used_up = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
+        let Some(errno) = used_up
+            .into_iter()
+            .find(|e| error.raw_os_error() == Some(*e as i32))
+        else {
+            return tracing::info!(%error, "a connection ended before it was accepted");
+        };
+        let advice = match errno {
+            Errno::EMFILE => {
+                ": raise the limit of open files (ulimit -n, LimitNOFILE), or see who has so many connections"
+            }
+            _ => "",
+        };
+        if self.0.fetch_add(1, Ordering::Relaxed) == 0 {
+            tracing::warn!("no connections are accepted now: {error}{advice}");
+        }
+        tokio::time::sleep(ACCEPT_DELAY).await;
     }
-    accepted
+
+    fn handle_accepted(&self) {
+        let failures = self.0.swap(0, Ordering::Relaxed);
+        if failures > 0 {
+            tracing::warn!(failures, "connections are accepted again");
+        }
+    }
+
+    /// Waits after sockets that could not be accepted.
+    async fn patient<S>(self, accepted: io::Result<S>) -> io::Result<S> {
+        match &accepted {
+            Ok(_) => self.handle_accepted(),
+            Err(error) => self.handle_failed(error).await,
+        }
+        accepted
+    }
 }
 
 /// TLS handshakes in progress, the oldest of each address first.
@@ -337,6 +361,7 @@ fn handshakes(
     let (to, from) = mpsc::channel(HANDSHAKES_MAX);
     let (protection, handshakes) = (Arc::new(protection), Arc::new(Mutex::new(Handshakes::default())));
     let (connections, most) = (Shares::default(), connections_max());
+    let unaccepted = Unaccepted::default();
     tokio::spawn(async move {
         loop {
             let accepted = tokio::select! {
@@ -344,9 +369,12 @@ fn handshakes(
                 accepted = listener.accept() => accepted,
             };
             let (socket, client) = match accepted {
-                Ok((socket, client)) => (undelayed(socket), client),
+                Ok((socket, client)) => {
+                    unaccepted.handle_accepted();
+                    (undelayed(socket), client)
+                }
                 Err(error) => {
-                    not_accepted(&error).await;
+                    unaccepted.handle_failed(&error).await;
                     continue;
                 }
             };

@@ -235,8 +235,7 @@ impl Pipeline for Dataplane<'_> {
         infos.iter().find(|info| info.id == port).map(|info| info.mac)
     }
 
-    /// Links of these networks do not fail.
-    fn is_up(&mut self, _: PortId) -> bool {
-        true
+    fn is_up(&mut self, port: PortId) -> bool {
+        self.frames.is_port_up(self.switch, port)
     }
 }

@@ -136,8 +136,20 @@ impl Stream {
         Ok(self.sent)
     }
 
-    pub(crate) fn close(self, frames: &mut Simulation) {
-        for End { host, memory, .. } in self.ends {
+    /// It goes on without a receiver.
+    pub(crate) fn leave(&mut self, frames: &mut Simulation, host: &str) {
+        self.close_ends(frames, |end| end.host == host);
+    }
+
+    pub(crate) fn close(mut self, frames: &mut Simulation) {
+        self.close_ends(frames, |_| true);
+    }
+
+    fn close_ends(&mut self, frames: &mut Simulation, goes: impl Fn(&End) -> bool) {
+        let ends = std::mem::take(&mut self.ends).into_iter();
+        let (gone, stay): (Vec<End>, Vec<End>) = ends.partition(goes);
+        self.ends = stay;
+        for End { host, memory, .. } in gone {
             frames.with_endpoint(&host, |endpoint, _| {
                 let _ = endpoint.destroy_qp(self.qpn);
                 let _ = endpoint.deregister_memory(memory);

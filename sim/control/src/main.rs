@@ -13,7 +13,8 @@ const USAGE: &str = "usage: castnet-sim-control [--seeds N] [--from SEED] [--ste
        castnet-sim-control --seed SEED [--steps N]
            run one, and print what happens
 
-Each step has some calls of clients and a fault. A scenario that violates a rule is printed with its seed, and the exit status is 1.";
+Each step has some calls of clients and a fault, a host that dies, a tenant that takes all that it may have, or a group that a host
+registers. A scenario that violates a rule is printed with its seed, and the exit status is 1.";
 /// A run in which time stands still for so long never ends.
 const STUCK: Duration = Duration::from_secs(120);
 /// Pause between lines that show progress.

@@ -1,4 +1,4 @@
-//! What happens in a run: groups come and go, while controllers, etcd, agents, switches and the network fail.
+//! What happens in a run: groups come and go, while controllers, etcd, agents, switches, links, hosts and the network fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use castnet_proto::transport::{Address, memory};
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase;
 use castnet_proto::v1::controller_event::Event;
-use castnet_topology::Topology;
+use castnet_topology::{LinkId, Topology};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Status};
@@ -22,11 +22,16 @@ use crate::etcd::EtcdModel;
 use crate::frames::{Frames, Stream};
 use crate::jobs::{Job, connection};
 use crate::log::Log;
-use crate::net::Fault;
 use crate::panics;
 use crate::random::Random;
 use crate::store::FaultyStore;
 use crate::switch::{Service, Switch};
+
+mod faults;
+mod links;
+mod members;
+mod quotas;
+mod registrations;
 
 /// Longest duration of a fault, in milliseconds: another controller leads before it ends.
 const FAULT_MS_MAX: u64 = 4000;
@@ -34,21 +39,26 @@ const FAULT_MS_MAX: u64 = 4000;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Pause between looks.
 const LOOK: Duration = Duration::from_millis(50);
+/// By then controllers have looked at all switches, and removed what they can explain.
+const LOOKED: Duration = Duration::from_secs(5);
 /// Pause between two messages of the group that always runs.
 const PAUSE: Duration = Duration::from_millis(20);
-/// While no switch stops, the group that always runs makes progress within this time, whatever happens to control.
+/// While no switch stops and no link of it is down, the group that always runs makes progress within this time.
 const FLOWS_WITHIN: Duration = Duration::from_millis(500);
 /// Jobs at a time.
 const JOBS_MAX: usize = 2;
-/// The name of that group.
+/// The name of that group, and its members, the first of which sends.
 const ALWAYS: &str = "always";
+const MEMBERS: [&str; 3] = ["h0", "h1", "h2"];
+/// A job fails with a link that is down for so long. Another path is looked for again after this time.
+const LINK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A run.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
     /// It decides what happens and when.
     pub seed: u64,
-    /// Each has some calls and a fault.
+    /// Each has some calls and a fault, a host that dies, a tenant that takes all that it may have, or a group that a host registers.
     pub steps: u64,
 }
 
@@ -64,11 +74,11 @@ pub struct Outcome {
 impl Scenario {
     /// Runs it in this thread.
     pub fn run(self) -> Outcome {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .start_paused(true)
-            .build();
-        let Ok(runtime) = runtime else {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        // What tokio draws, such as whom of several a `watch` channel wakes first, has a seed with this flag only.
+        #[cfg(tokio_unstable)]
+        builder.rng_seed(tokio::runtime::RngSeed::from_bytes(&self.seed.to_be_bytes()));
+        let Ok(runtime) = builder.enable_all().start_paused(true).build() else {
             let violation = Some("no runtime".into());
             return Outcome {
                 violation,
@@ -95,6 +105,16 @@ impl Scenario {
     }
 }
 
+/// What a fault takes from the data plane.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    Nothing,
+    /// The group that always runs may stand still until the fault ends.
+    Frames,
+    /// The same, and what a switch has added up is lost for good.
+    State,
+}
+
 /// A call of a client, and whether it was done as it asked.
 struct Call {
     name: String,
@@ -114,11 +134,13 @@ struct World {
     always: Arc<Mutex<Stream>>,
     /// Members of etcd that were killed.
     killed: Vec<usize>,
-    /// A switch has stopped. The group that always runs has not gone on since, after so many messages.
+    /// A switch has stopped, or a link was down. The group that always runs has not gone on since, after so many messages.
     stands_at: Option<u64>,
     /// Switches that stand still, and those whose agents cannot be reached.
     stopped: Vec<String>,
     silent: Vec<String>,
+    /// Links that are down until the fault ends.
+    cut: Vec<LinkId>,
     /// Groups that were confirmed, and not asked to end, with the number of their queue pairs.
     there: BTreeMap<String, u32>,
     /// Groups that are there or not.
@@ -142,8 +164,10 @@ fn config(topology: &Topology) -> Config {
     };
     let mut config = Config::new(topology.switches().map(switch).collect());
     config.topology = Some(topology.clone());
+    config.tenants = quotas::tenants();
     config.timeouts.switch = Duration::from_secs(1);
     config.timeouts.reconcile = Duration::from_secs(1);
+    config.timeouts.link = LINK_PATIENCE;
     config.timeouts.backoff = (Duration::from_millis(5), Duration::from_millis(20));
     config
 }
@@ -180,7 +204,7 @@ impl Backing {
     }
 }
 
-/// S5: what a controller tells of is stored.
+/// S5: what a controller tells of is stored. A member is put out only if the policy of its group says so.
 async fn watch(address: Address, stored: Stored, log: Log) {
     let mut known: Option<Client> = None;
     loop {
@@ -198,9 +222,14 @@ async fn watch(address: Address, stored: Stored, log: Log) {
                 let Some(Event::Group(group)) = event.event else {
                     continue;
                 };
-                if !stored(&group.name) {
-                    let name = &group.name;
+                let name = &group.name;
+                if !stored(name) {
                     log.violation(format_args!("S5: {address} tells of {name}, which is not stored"));
+                }
+                if let Some(host) = members::wrongly_put_out(&group) {
+                    log.violation(format_args!(
+                        "{host} is put out of {name}, which waits or fails by its policy"
+                    ));
                 }
             }
         }
@@ -237,15 +266,9 @@ impl World {
         for address in &candidates.addresses {
             tokio::spawn(watch(address.clone(), backing.stored(), log.clone()));
         }
-        let first = Self::request(&topology, ALWAYS, &["h0", "h1", "h2"], 17);
-        let always = loop {
-            let (_, mut leader) = candidates.leader(None).await;
-            let _ = leader.create_group(first.clone()).await;
-            if let Some(state) = running(&mut leader, ALWAYS).await {
-                break Stream::open(&mut frames.lock(), &state, 17)?;
-            }
-            sleep(LOOK).await;
-        };
+        let first = Self::request(&topology, ALWAYS, &MEMBERS, 17);
+        let state = create(&candidates, &first).await?;
+        let always = Stream::open(&mut frames.lock(), &state, 17)?;
         let always = Arc::new(Mutex::new(always));
         let services: Vec<Service> = switches.values().map(|switch| switch.service.clone()).collect();
         tokio::spawn(go_on(frames.clone(), always.clone(), services, log.clone()));
@@ -262,6 +285,7 @@ impl World {
             stands_at: None,
             stopped: Vec::new(),
             silent: Vec::new(),
+            cut: Vec::new(),
             there: BTreeMap::new(),
             unknown: BTreeSet::new(),
             gone: BTreeSet::new(),
@@ -321,6 +345,17 @@ impl World {
     }
 
     async fn step(&mut self, step: u64) -> Result<(), String> {
+        match self.random.below(16) {
+            0 => self.lose_host(step).await?,
+            1 => self.fill_quota(step).await?,
+            2 => self.register(step).await?,
+            _ => self.call_and_fail(step).await?,
+        }
+        self.check_quotas().await
+    }
+
+    /// Clients call, and something fails meanwhile.
+    async fn call_and_fail(&mut self, step: u64) -> Result<(), String> {
         let (leads, leader) = self.candidates.leader(None).await;
         let mut calls: Vec<Call> = Vec::new();
         for n in 0..1 + self.random.below(3) {
@@ -335,8 +370,8 @@ impl World {
         }
         self.begin_job(step);
         self.pass(30).await;
-        let (began, before) = (Instant::now(), self.messages()?);
-        let stopped = self.fail(leads).await;
+        let mark = self.mark()?;
+        let loss = self.fail(leads).await?;
         self.pass(30).await;
         if self.random.below(2) == 0 {
             self.pass(FAULT_MS_MAX).await;
@@ -355,16 +390,7 @@ impl World {
                 (Err(_), _) => drop(self.unknown.insert(name)),
             }
         }
-        // S10: running traffic outlives faults of control.
-        let after = self.messages()?;
-        if stopped {
-            self.stands_at = Some(after);
-        }
-        self.stands_at = self.stands_at.filter(|stands| after <= *stands);
-        if self.stands_at.is_none() && after == before && began.elapsed() > FLOWS_WITHIN {
-            return Err(format!("S10: {ALWAYS} has stood still for {:?}", began.elapsed()));
-        }
-        self.check_jobs(stopped)?;
+        self.check_since(mark, loss)?;
         if self.random.below(4) == 0 && !self.jobs.is_empty() {
             let job = self.jobs.remove(0);
             self.log.line(format_args!("{}: all ranks leave", job.name));
@@ -385,10 +411,24 @@ impl World {
         }
     }
 
-    fn check_jobs(&mut self, stopped: bool) -> Result<(), String> {
+    /// The time, and the messages of the group that always runs.
+    fn mark(&self) -> Result<(Instant, u64), String> {
+        Ok((Instant::now(), self.messages()?))
+    }
+
+    /// S10: running traffic and jobs outlive faults of control.
+    fn check_since(&mut self, (began, before): (Instant, u64), loss: Loss) -> Result<(), String> {
+        let after = self.messages()?;
+        if loss != Loss::Nothing {
+            self.stands_at = Some(after);
+        }
+        self.stands_at = self.stands_at.filter(|stands| after <= *stands);
+        if self.stands_at.is_none() && after == before && began.elapsed() > FLOWS_WITHIN {
+            return Err(format!("S10: {ALWAYS} has stood still for {:?}", began.elapsed()));
+        }
         let mut goes_on = Vec::new();
         for job in &mut self.jobs {
-            job.may_fail |= stopped;
+            job.may_fail |= loss == Loss::State;
             goes_on.push(job.check()?);
         }
         let mut goes_on = goes_on.into_iter();
@@ -408,137 +448,6 @@ impl World {
         sleep(Duration::from_millis(passes)).await;
     }
 
-    /// Something fails, half of it at the controller that leads. Returns whether a switch stands still.
-    async fn fail(&mut self, leads: usize) -> bool {
-        let names: Vec<String> = self.switches.keys().cloned().collect();
-        let switch = self.random.one(&names).clone();
-        let fault = self.random.below(15);
-        match fault {
-            0 | 1 => {
-                let all = self.candidates.addresses.len() as u64;
-                let n = if fault == 0 {
-                    leads
-                } else {
-                    self.random.below(all) as usize
-                };
-                self.log.line(format_args!("c{n} is killed and starts again"));
-                self.candidates.restart(n).await;
-            }
-            2 | 3 => self.fail_backing(fault == 3).await,
-            4 => {
-                self.log.line(format_args!("the agent of {switch} is silent"));
-                if let Some(switch) = self.switches.get_mut(&switch) {
-                    switch.silence().await;
-                }
-                self.silent.push(switch);
-            }
-            5 => {
-                self.log.line(format_args!("{switch} stops"));
-                if let Some(switch) = self.switches.get_mut(&switch) {
-                    switch.stop().await;
-                }
-                self.stopped.push(switch);
-            }
-            6 => {}
-            7..12 => self.fail_network(leads),
-            12 => {
-                let delay = Duration::from_millis(self.random.below(1500));
-                self.log.line(format_args!("each write takes {delay:?}"));
-                self.backing.slow(delay);
-            }
-            13 => {
-                self.log.line(format_args!("writes stand still"));
-                match &self.backing {
-                    Backing::Etcd(etcd, _) => etcd.hold(true),
-                    Backing::Store(store) => drop(store.hold()),
-                }
-            }
-            _ => match &self.backing {
-                Backing::Etcd(etcd, _) => {
-                    self.log.line(format_args!("an answer of etcd is lost"));
-                    etcd.lose_answer(self.random.below(4) as usize);
-                }
-                Backing::Store(store) => {
-                    self.log.line(format_args!("some writes fail"));
-                    store.seed(Some(self.random.below(u64::MAX)));
-                }
-            },
-        }
-        fault == 5
-    }
-
-    /// Members of etcd are killed, or the store fails.
-    async fn fail_backing(&mut self, more: bool) {
-        match &mut self.backing {
-            Backing::Etcd(etcd, members) => {
-                let any = self.random.below(*members as u64) as usize;
-                let more = (more && *members > 1).then_some((any + 1) % *members);
-                for n in std::iter::once(any).chain(more) {
-                    self.log.line(format_args!("e{n} is killed"));
-                    etcd.kill(n).await;
-                    self.killed.push(n);
-                }
-            }
-            Backing::Store(store) => {
-                self.log.line(format_args!("the store fails"));
-                store.set_broken(true);
-            }
-        }
-    }
-
-    /// A fault between two nodes, or between one and all others.
-    fn fail_network(&mut self, leads: usize) {
-        let random = &mut self.random;
-        let nodes = self.candidates.net.nodes();
-        let (any, other) = (random.one(&nodes).clone(), random.one(&nodes).clone());
-        let node = if random.below(2) == 0 {
-            format!("c{leads}")
-        } else {
-            any
-        };
-        let ways = [[true, true], [true, false], [false, true]];
-        let fault = match random.below(4) {
-            3 => Fault::Cut,
-            way => Fault::Held(ways[way as usize]),
-        };
-        let other = Some(&*other).filter(|_| random.below(2) == 0);
-        let all = other.unwrap_or("all");
-        self.log.line(format_args!("{fault:?} between {node} and {all}"));
-        self.candidates.net.fail(&node, other, fault);
-    }
-
-    /// All faults end.
-    async fn heal(&mut self) -> Result<(), String> {
-        self.log.line(format_args!("the fault ends"));
-        self.candidates.net.heal();
-        self.backing.slow(Duration::ZERO);
-        match &mut self.backing {
-            Backing::Etcd(etcd, _) => {
-                etcd.hold(false);
-                etcd.lose_none();
-                for n in self.killed.drain(..) {
-                    etcd.restart(n).await;
-                }
-            }
-            Backing::Store(store) => {
-                store.set_broken(false);
-                store.seed(None);
-                store.release();
-            }
-        }
-        for name in self.silent.drain(..) {
-            if let Some(switch) = self.switches.get_mut(&name) {
-                switch.serve().await;
-            }
-        }
-        for name in self.stopped.drain(..) {
-            if let Some(switch) = self.switches.get_mut(&name) {
-                switch.boot().await.map_err(|e| e.to_string())?;
-            }
-        }
-        Ok(())
-    }
-
     /// After the last fault: what was confirmed runs, and carries messages; what ends leaves nothing.
     async fn all_is_as_it_should_be(&mut self) -> Result<(), String> {
         self.a_leader_writes().await?;
@@ -551,18 +460,7 @@ impl World {
         let confirmed: Vec<(String, u32)> = std::mem::take(&mut self.there).into_iter().collect();
         let mut addresses = BTreeSet::new();
         for (name, qpn) in &confirmed {
-            let runs = timeout(PATIENCE, async {
-                loop {
-                    let (_, mut leader) = self.candidates.leader(None).await;
-                    if let Some(state) = running(&mut leader, name).await {
-                        return state;
-                    }
-                    sleep(LOOK).await;
-                }
-            });
-            let state = runs
-                .await
-                .map_err(|_| format!("{name} was confirmed, and does not run"))?;
+            let state = self.runs_well(name).await?;
             if !addresses.insert(state.mcst_id.clone()) {
                 return Err(format!("{name}: another group has {} too", state.mcst_id));
             }
@@ -583,6 +481,7 @@ impl World {
         if self.messages()? == before {
             return Err(format!("{ALWAYS} does not carry messages any more"));
         }
+        self.runs_well(ALWAYS).await?;
         let unknown = std::mem::take(&mut self.unknown);
         let confirmed = confirmed.into_iter().map(|(name, _)| name);
         for name in unknown.into_iter().chain(confirmed) {
@@ -597,6 +496,21 @@ impl World {
             .line(format_args!("{ALWAYS} has carried {messages} messages"));
         self.ends(ALWAYS).await?;
         self.switches_have(<[String]>::is_empty).await
+    }
+
+    /// A group that was confirmed runs, and its state says nothing of what it lacks.
+    async fn runs_well(&self, name: &str) -> Result<v1::GroupState, String> {
+        let (began, mut last) = (Instant::now(), None);
+        while began.elapsed() < PATIENCE {
+            let (_, mut leader) = self.candidates.leader(None).await;
+            last = found(&mut leader, name).await.ok();
+            if let Some(state) = last.take_if(|state| is_running(state) && state.reason.is_empty()) {
+                return Ok(state);
+            }
+            sleep(LOOK).await;
+        }
+        let said = last.map(|state| format!("{:?}, {:?}", state.phase(), state.reason));
+        Err(format!("{name} was confirmed, and does not run well: {said:?}"))
     }
 
     /// Controllers that believe that they lead have lost the lead.
@@ -618,24 +532,34 @@ impl World {
         written.await.map_err(|_| "no controller writes".into())
     }
 
-    /// A message of the source reaches all receivers.
+    /// Messages of the source reach all receivers.
     async fn carries(&self, group: &v1::GroupState, qpn: u32) -> Result<(), String> {
         let mut stream = Stream::open(&mut self.frames.lock(), group, qpn)?;
-        stream.go_on(&mut self.frames.lock())?;
-        let began = Instant::now();
-        while stream.done(&self.frames.lock())? == 0 {
-            if began.elapsed() > PATIENCE {
-                return Err(format!("{} runs, and carries no message", group.name));
-            }
-            sleep(LOOK).await;
-        }
+        self.goes_on(&mut stream, &group.name).await?;
         stream.close(&mut self.frames.lock());
         Ok(())
     }
 
+    /// A stream carries messages: more than the one that may have been on its way.
+    async fn goes_on(&self, stream: &mut Stream, name: &str) -> Result<(), String> {
+        let (began, before) = (Instant::now(), stream.done(&self.frames.lock())?);
+        while stream.done(&self.frames.lock())? < before + 2 {
+            stream.go_on(&mut self.frames.lock())?;
+            if began.elapsed() > PATIENCE {
+                return Err(format!("{name} runs, and does not carry messages"));
+            }
+            sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
     async fn ends(&self, name: &str) -> Result<(), String> {
+        let began = Instant::now();
         let ends = timeout(PATIENCE, async {
             loop {
+                if began.elapsed() > LOOKED {
+                    self.purge().await;
+                }
                 let (_, mut leader) = self.candidates.leader(None).await;
                 let found = found(&mut leader, name).await;
                 if found.is_err_and(|status| status.code() == Code::NotFound) {
@@ -652,6 +576,29 @@ impl World {
         ends.await.map_err(|_| format!("{name} does not end"))
     }
 
+    /// A call that was held may have installed a group after it was removed, and the controller that knew it may be gone. What the next one
+    /// cannot explain stays until an operator purges it.
+    async fn purge(&self) {
+        let (_, mut leader) = self.candidates.leader(None).await;
+        let all = v1::PurgeGroupsRequest::default();
+        let Ok(found) = leader.purge_groups(all).await else {
+            return;
+        };
+        let switches = found.into_inner().switches.into_iter();
+        let groups = switches.flat_map(|left| left.groups);
+        let own = groups.filter(|group| group.owner.starts_with("controller-"));
+        let owners: BTreeSet<String> = own.map(|group| group.owner).collect();
+        for owner in owners {
+            self.log
+                .line(format_args!("what {owner} cannot explain is purged"));
+            let owner = Some(owner);
+            let remove = true;
+            let _ = leader
+                .purge_groups(v1::PurgeGroupsRequest { owner, remove })
+                .await;
+        }
+    }
+
     /// A call that was held may have installed a group after it was removed: until the next look at the switch.
     async fn switches_have(&self, wanted: impl Fn(&[String]) -> bool) -> Result<(), String> {
         for (name, switch) in &self.switches {
@@ -660,6 +607,9 @@ impl World {
                 if began.elapsed() > PATIENCE {
                     let (groups, routes) = (switch.groups(), switch.routes());
                     return Err(format!("{name} has {groups:?} and {routes} routes at the end"));
+                }
+                if began.elapsed() > LOOKED {
+                    self.purge().await;
                 }
                 sleep(LOOK).await;
             }
@@ -681,6 +631,23 @@ async fn go_on(frames: Arc<Frames>, always: Arc<Mutex<Stream>>, switches: Vec<Se
     }
 }
 
+/// Creates a group, again and again until it runs.
+async fn create(candidates: &Candidates, request: &v1::CreateGroupRequest) -> Result<v1::GroupState, String> {
+    let runs = timeout(PATIENCE, async {
+        loop {
+            let (_, mut leader) = candidates.leader(None).await;
+            let _ = leader.create_group(request.clone()).await;
+            if let Some(state) = running(&mut leader, &request.name).await {
+                return state;
+            }
+            sleep(LOOK).await;
+        }
+    });
+    let name = &request.name;
+    runs.await
+        .map_err(|_| format!("{name} is created again and again, and does not run"))
+}
+
 async fn found(client: &mut Client, group: &str) -> Result<v1::GroupState, Status> {
     let request = v1::GetGroupRequest { group: group.into() };
     let found = client.get_group(request).await?.into_inner();
@@ -688,6 +655,9 @@ async fn found(client: &mut Client, group: &str) -> Result<v1::GroupState, Statu
 }
 
 async fn running(client: &mut Client, group: &str) -> Option<v1::GroupState> {
-    let state = found(client, group).await.ok()?;
-    (state.phase() == GroupPhase::Active).then_some(state)
+    found(client, group).await.ok().filter(is_running)
+}
+
+fn is_running(state: &v1::GroupState) -> bool {
+    state.phase() == GroupPhase::Active
 }

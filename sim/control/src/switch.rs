@@ -17,7 +17,10 @@ use castnet_proto::transport::{Address, Security, Server, serve};
 use castnet_proto::v1;
 use castnet_proto::v1::ControllerTerm;
 use castnet_proto::v1::agent_server::{Agent, AgentServer};
+use castnet_rules::GroupRule;
 use castnet_sim::SimError;
+use castnet_wire::{McstId, PortId};
+use castnet_worker::engine::PortInfo;
 use castnet_worker::{SwitchEvent, SwitchEventKind};
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, mpsc};
@@ -141,6 +144,35 @@ impl Service {
         }
     }
 
+    /// A port has lost its link, or has one again: controllers are told. A switch that has stopped says nothing.
+    pub(crate) fn link_changed(&self, port: PortId) {
+        self.handle(|_, dataplane| {
+            let up = dataplane.is_up(port);
+            let info = dataplane.infos().into_iter().find(|info| info.id == port);
+            let event = info.map(|info| SwitchEventKind::Port {
+                port,
+                name: info.name,
+                up,
+                mtu: info.mtu,
+                reason: None,
+            });
+            dataplane.state.events.extend(event);
+        });
+    }
+
+    /// Installs a group for the leader of a registration.
+    pub(crate) fn register(&self, leader: &str, rule: &GroupRule) -> Result<(), String> {
+        let installed = self.handle(|core, dataplane| core.install_group(dataplane, None, leader, rule));
+        installed.map(drop).map_err(|refusal| refusal.to_string())
+    }
+
+    /// Removes it. Returns false if it is not there.
+    pub(crate) fn withdraw(&self, leader: &str, mcst_id: McstId) -> Result<bool, String> {
+        let removed =
+            self.handle(|core, dataplane| core.remove_group(dataplane, None, mcst_id, Some(leader), None));
+        removed.map_err(|refusal| refusal.to_string())
+    }
+
     /// Gives a request to the state, and tells what came of it.
     fn handle<T>(&self, request: impl FnOnce(&mut Core, &mut Dataplane<'_>) -> T) -> T {
         let mut frames = self.frames.lock();
@@ -193,7 +225,8 @@ impl Service {
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 type Answer<T> = Result<Response<T>, Status>;
 
-/// Calls that a controller does not make.
+/// Calls of an agent that a controller does not make. Where it stands, there are `v1`, `Answer`, `Pin`, `Request` and `Status`.
+#[macro_export]
 macro_rules! unused {
     ($($name:ident($request:ident) -> $answer:ty;)*) => {
         $(
@@ -343,16 +376,18 @@ impl Agent for Service {
     }
 
     async fn list_ports(&self, _: Request<v1::ListPortsRequest>) -> Answer<v1::ListPortsResponse> {
-        let infos = self.handle(|_, dataplane| dataplane.infos());
-        let ports = infos.into_iter().map(|info| v1::Port {
-            port: port_to_proto(info.id),
-            name: info.name,
-            mac: info.mac.to_string(),
-            mtu: info.mtu as u32,
-            up: true,
-            ..Default::default()
+        let ports = self.handle(|_, dataplane| {
+            let infos = dataplane.infos();
+            let port = |info: PortInfo| v1::Port {
+                port: port_to_proto(info.id),
+                up: dataplane.is_up(info.id),
+                name: info.name,
+                mac: info.mac.to_string(),
+                mtu: info.mtu as u32,
+                ..Default::default()
+            };
+            infos.into_iter().map(port).collect()
         });
-        let ports = ports.collect();
         Ok(Response::new(v1::ListPortsResponse { ports }))
     }
 

@@ -10,7 +10,8 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// No two groups share an address, what was confirmed is stored and runs, what ends leaves nothing, only the controller of the latest
-/// epoch changes switches, and running traffic outlives all of it.
+/// epoch changes switches, and running traffic outlives all of it: by another path if a link is down. A member is put out only if the
+/// policy of its group says so, no tenant has more than its quota, and what hosts have registered stays.
 #[test]
 fn the_contract_of_control_holds_under_faults() {
     let seeds = match number("CASTNET_SEED") {

@@ -81,10 +81,10 @@ fn cores(machine: &Machine) -> Check {
 }
 
 /// In the effective capability set.
-const CAP_NET_ADMIN: u32 = 12;
+pub(crate) const CAP_NET_ADMIN: u32 = 12;
 const CAP_NET_RAW: u32 = 13;
 
-fn has_capability(machine: &Machine, bit: u32) -> bool {
+pub(crate) fn has_capability(machine: &Machine, bit: u32) -> bool {
     let set = machine
         .field("/proc/self/status", "CapEff")
         .and_then(|s| u64::from_str_radix(&s, 16).ok());

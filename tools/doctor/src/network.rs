@@ -3,6 +3,7 @@
 use castnet_rnic::RnicError;
 use castnet_rnic::verbs::{self, VerbsDevice};
 
+use super::kernel::{CAP_NET_ADMIN, has_capability};
 use super::machine::Machine;
 use super::{Check, Use};
 
@@ -51,7 +52,9 @@ fn receive_buffer(machine: &Machine) -> Option<Check> {
         .parse::<u64>()
         .ok()?;
     let check = Check::of(Use::Switch, "receive buffers");
-    Some(if limit < WANTED {
+    Some(if has_capability(machine, CAP_NET_ADMIN) {
+        check.ok("as large as a port wants: CAP_NET_ADMIN is held")
+    } else if limit < WANTED {
         check.warn(
             format!(
                 "at most {limit} bytes without CAP_NET_ADMIN: bursts of super-frames (UDP GSO) may be lost"
@@ -256,6 +259,21 @@ mod tests {
             "{}",
             segmentation.found
         );
+    }
+
+    #[test]
+    fn small_receive_buffers_are_no_matter_with_the_capability() {
+        let level = |capabilities: &str, limit: &str| {
+            let status = format!("CapEff:\t{capabilities}\n");
+            let fake = Fake::new(&[
+                ("proc/sys/net/core/rmem_max", limit),
+                ("proc/self/status", status.as_str()),
+            ]);
+            receive_buffer(&fake.machine()).map(|check| check.level)
+        };
+        assert_eq!(level("0000000000000000", "4194304"), Some(Level::Warn));
+        assert_eq!(level("0000000000000000", "8388608"), Some(Level::Ok));
+        assert_eq!(level("0000000000001000", "4194304"), Some(Level::Ok));
     }
 
     #[test]

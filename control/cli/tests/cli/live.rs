@@ -103,12 +103,12 @@ impl Drop for Service {
     }
 }
 
-/// Whether a process catches SIGTERM.
-fn catches_sigterm(pid: u32) -> bool {
+/// Whether a process catches a signal (`SigCgt:`), or ignores it (`SigIgn:`).
+fn has_signal(pid: u32, mask: &str, signal: Signal) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    caught.is_some_and(|mask| mask & (1 << (Signal::SIGTERM as u32 - 1)) != 0)
+    let mask = status.lines().find_map(|line| line.strip_prefix(mask));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << (signal as u32 - 1)) != 0)
 }
 
 /// Nobody opens the other end of the pipe.
@@ -126,24 +126,35 @@ fn a_signal_ends_a_program_that_waits_for_the_other_end_of_a_pipe() {
     let host = ["--interface", &memif, "--ip", "10.0.0.1/24", "--name", "h1"];
     let switch = ["switch", "--name", "s", "--port", &port, "--listen", &unix];
     let controller = ["controller", "--switch", &none, "--listen", &unix];
-    for args in [
-        [&["host", "send", "--file", &pipe][..], &host, &group].concat(),
-        [&switch[..], &["--audit-log", &pipe]].concat(),
-        [&switch[..], &["--ready-file", &pipe]].concat(),
-        [&switch[..], &["--port", &pcap]].concat(),
-        [&controller[..], &["--audit-log", &pipe]].concat(),
+    // A closed terminal sends SIGHUP, which a service takes otherwise.
+    let send = [&["host", "send", "--file", &pipe][..], &host, &group].concat();
+    for (signal, args) in [
+        (Signal::SIGTERM, send.clone()),
+        (Signal::SIGHUP, send.clone()),
+        (Signal::SIGQUIT, send),
+        (Signal::SIGTERM, [&switch[..], &["--audit-log", &pipe]].concat()),
+        (Signal::SIGTERM, [&switch[..], &["--ready-file", &pipe]].concat()),
+        (Signal::SIGTERM, [&switch[..], &["--port", &pcap]].concat()),
+        (
+            Signal::SIGTERM,
+            [&controller[..], &["--audit-log", &pipe]].concat(),
+        ),
     ] {
+        if signal == Signal::SIGHUP && has_signal(std::process::id(), "SigIgn:", signal) {
+            // These tests run under nohup(1): it stays ignored.
+            continue;
+        }
         let mut child = Process::new(castnet().get_program())
             .args(&args)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .expect("it runs");
-        while !catches_sigterm(child.id()) {
+        while !has_signal(child.id(), "SigCgt:", signal) {
             assert!(child.try_wait().expect("a child").is_none(), "{args:?}");
             std::thread::yield_now();
         }
-        kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("it is there");
+        kill(Pid::from_raw(child.id() as i32), signal).expect("it is there");
         let (since, mut ended) = (Instant::now(), None);
         while ended.is_none() && since.elapsed() < PATIENCE {
             ended = child.try_wait().expect("a child");
@@ -180,6 +191,28 @@ fn a_capture_into_a_pipe_waits_for_its_reader_first() {
     let _ = reader.wait();
     assert_eq!(captured.status.code(), Some(4));
     assert!(ended.is_some(), "the pipe was not opened");
+}
+
+/// Nothing is joined or asked: bytes that go nowhere are no success, and an empty file is not what was to be sent.
+#[test]
+fn a_closed_stdin_or_stdout_is_refused() {
+    let host = "--interface memory:nowhere --ip 10.0.0.1/24 --name h1 --group g";
+    for (line, closed) in [
+        (format!("host receive {host} --out - >&-"), "stdout is closed"),
+        (format!("host send {host} --file - <&-"), "stdin is closed"),
+        (
+            format!("capture --agent {NOBODY} --out - >&-"),
+            "stdout is closed",
+        ),
+    ] {
+        let run = format!("exec {} {line}", castnet().get_program().to_string_lossy());
+        let output = Process::new("bash").args(["-c", &run]).output().expect("bash");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.code() == Some(2) && said.contains(closed),
+            "{line}: {said}"
+        );
+    }
 }
 
 /// A folder for sockets: their paths must be short.

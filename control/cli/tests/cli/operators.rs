@@ -14,6 +14,18 @@ use serde_json::Value;
 use crate::live::{Service, ask, castnet, folder, json, refusal};
 
 #[test]
+fn an_address_in_a_variable_that_is_none_is_no_fault_of_the_flag() {
+    let run = |args: &[&str]| {
+        let output = castnet().env("CASTNET_AGENT", "nonsense").args(args).output();
+        String::from_utf8_lossy(&output.expect("it runs").stderr).into_owned()
+    };
+    let text = run(&["port"]);
+    assert!(text.contains("'CASTNET_AGENT (environment)'"), "{text}");
+    let text = run(&["port", "--agent", "nonsense"]);
+    assert!(text.contains("'--agent <URL>'"), "{text}");
+}
+
+#[test]
 fn a_mistyped_filter_of_the_log_is_refused_at_start() {
     let run = |filter: &str| {
         let mut command = castnet();
@@ -77,6 +89,7 @@ fn exit_codes_are_those_of_the_table() {
 
 #[test]
 fn the_log_filter_of_a_service_is_shown_and_set() {
+    const DEFAULT: &str = "error,rustls=off,castnet=warn,castnet_comm=error";
     let folder = folder();
     let mut switch = Service::switch(folder.path());
     let listen = format!("unix:{}", folder.path().join("c.sock").display());
@@ -85,7 +98,7 @@ fn the_log_filter_of_a_service_is_shown_and_set() {
     let shown = ask(&["log-level"], &switch);
     assert_eq!(
         (&shown["filter"], &shown["then"]),
-        (&"warn,castnet_comm=error".into(), &Value::Null)
+        (&DEFAULT.into(), &Value::Null)
     );
     let debug = json(
         &["log-level", "debug", "--for", "10m"],
@@ -94,7 +107,7 @@ fn the_log_filter_of_a_service_is_shown_and_set() {
     );
     assert_eq!(
         (&debug["filter"], &debug["then"]),
-        (&"debug".into(), &"warn,castnet_comm=error".into())
+        (&"debug".into(), &DEFAULT.into())
     );
     assert!(
         debug["then_in_ms"]
@@ -383,6 +396,21 @@ fn await_line(log: &mut impl BufRead, text: &str) {
     }
 }
 
+/// By default each of these ends a process, and SIGQUIT dumps its memory.
+#[test]
+fn a_service_stops_in_order_at_sigquit_and_not_at_signals_of_programs() {
+    let folder = folder();
+    let switch = Service::switch(folder.path());
+    for signal in [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGHUP] {
+        switch.signal(signal);
+        assert_eq!(ask(&["port"], &switch).as_array().map(Vec::len), Some(6));
+    }
+    let (last, code) = switch.stop(Signal::SIGQUIT);
+    let summary: Value = serde_json::from_str(&last).expect("a summary");
+    assert_eq!((code, &summary["groups"]), (Some(0), &1.into()));
+    assert!(!folder.path().join("switch.ready").exists());
+}
+
 /// As after a restart, but for the connections. A file with a fault, or what takes a restart, changes nothing. No SIGHUP ends a service.
 #[test]
 fn services_take_over_their_configuration_at_sighup() {
@@ -507,4 +535,6 @@ fn a_service_without_descriptors_says_so_and_goes_on() {
     let _ = child.kill();
     let _ = child.wait();
     assert!(asked.status.success(), "{said}");
+    // Once at the begin, although it tries again every 500 ms, and once at the end.
+    await_line(&mut log, "connections are accepted again");
 }

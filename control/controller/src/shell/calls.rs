@@ -207,17 +207,33 @@ impl StandingCall for Join {
 
     async fn look(&mut self) -> Result<Seen<MemberView>, Refusal> {
         self.changes.mark_seen();
-        let seen = self.shared.read(|core| self.seen(core)).await?;
+        let looked = self
+            .shared
+            .read(|core| (self.seen(core), self.is_replaced(core)))
+            .await?;
+        let (seen, is_replaced) = looked;
         Ok(seen.unwrap_or_else(|| {
             let (host, group) = (&self.host, &self.group);
-            Seen::Superseded(format!(
-                "host {host:?} is not in group {group:?} by this call any more"
-            ))
+            Seen::Superseded(match is_replaced {
+                true => {
+                    format!("another call has joined group {group:?} as host {host:?}, and this one is over")
+                }
+                false => format!("host {host:?} is not in group {group:?} by this call any more"),
+            })
         }))
     }
 }
 
 impl Join {
+    /// Whether the member is in by a later call.
+    fn is_replaced(&self, core: &Core) -> bool {
+        let kind = core.multicast(&self.group).ok().map(|(_, kind)| kind);
+        let member = kind.and_then(|kind| kind.member(&self.host));
+        member.is_some_and(|(_, member)| {
+            matches!(&member.state, Joining::Joined(seat) if seat.by != JoinedBy::Call(self.call))
+        })
+    }
+
     /// What the member sees; `None` if the join no longer stands.
     fn seen(&self, core: &Core) -> Option<Seen<MemberView>> {
         if !self.changes.follow.is_there(core) {

@@ -306,7 +306,9 @@ impl Link {
                 }
             }
             Some(Told::PfcStorm(storm)) => {
-                tracing::warn!(switch, ?storm, "a class is paused for too long");
+                if shared.lock().may_warn(&format!("{switch}:{}", storm.port)) {
+                    tracing::warn!(switch, ?storm, "a class is paused for too long");
+                }
             }
             Some(Told::AddressClaimed(claimed)) => {
                 let port = claimed.claim.as_ref().map_or(0, |claim| claim.port);
@@ -408,4 +410,37 @@ fn neighbour_report(neighbour: v1::Neighbour) -> Option<NeighbourReport> {
         age_ns: neighbour.age_ns,
         who,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shell::shared::tests::shared;
+    use crate::state::core::tests::warnings;
+
+    /// A host filled the log with storms that it began and ended.
+    #[tokio::test]
+    async fn a_port_has_some_warnings_at_once() {
+        let shared = shared();
+        let link = &shared.links["s"];
+        let storm = |port, ended| v1::AgentEvent {
+            event: Some(Told::PfcStorm(v1::PfcStorm {
+                port,
+                ended,
+                ..Default::default()
+            })),
+            ..Default::default()
+        };
+        let storms = |port| {
+            warnings(|| {
+                for ended in [false, true].repeat(500) {
+                    assert!(!link.handle(&shared, storm(port, ended)));
+                }
+            })
+        };
+        for port in [1, 2] {
+            let logged = storms(port);
+            assert!((1..100).contains(&logged), "port {port}: {logged}");
+        }
+    }
 }

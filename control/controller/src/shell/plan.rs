@@ -420,7 +420,7 @@ mod tests {
         let own = shared.lock().group("job").unwrap().record().mcst_id;
         let other = McstId([10, 200, 9, 9].into());
         let created = shared.created(("job", other), true).await;
-        assert!(matches!(created, Err(Refusal::UnknownGroup { .. })));
+        assert!(matches!(created, Err(Refusal::OtherKind { .. })));
         shared.destroy_created(("job", other)).await.unwrap();
         let phase = || shared.lock().group("job").unwrap().record().phase;
         assert_eq!(phase(), Phase::Registered);

@@ -7,6 +7,7 @@ use castnet_proto::convert::{
     new_collective_from_proto, new_group_from_proto, rank_join_from_proto, reason_from_proto,
     registration_from_proto,
 };
+use castnet_proto::term::has_joined;
 use castnet_proto::v1;
 use castnet_proto::v1::controller_server::Controller;
 use castnet_proto::v1::plan_group_request::Group as Asked;
@@ -353,13 +354,17 @@ impl Controller for Service {
     async fn get_group(&self, request: Request<v1::GetGroupRequest>) -> Answer<v1::Group> {
         let caller = Caller::of(&request)?;
         let name = &request.get_ref().group;
+        let is_in = has_joined(request.metadata());
         // A large group takes a while under the lock. The store is waited for without a turn.
         let mut turn = match caller.role {
             Role::Host => Some(self.shared.views.in_turn(caller.identity()).await),
             _ => None,
         };
         self.read(|core| {
-            let seen = core.seen_by(&caller, name);
+            let seen = match core.unexplained(name).filter(|_| is_in) {
+                Some(_) => Err(core.unknown(name)),
+                None => core.seen_by(&caller, name),
+            };
             turn.take();
             seen
         })

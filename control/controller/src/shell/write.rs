@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::health::{Health, Mark, Probe};
 use super::shared::Shared;
@@ -15,6 +15,9 @@ use crate::store::{self, Store, StoreError};
 
 /// A write that takes longer is worth a word in the log.
 const SLOW: Duration = Duration::from_secs(5);
+
+/// How often the store is looked at while nothing is written: its file may have been moved or cut.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// Writes until the controller stops, then closes the store. Changes that arrive during a write are the next batch.
 pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>, probe: Probe, mark: Mark) {
@@ -73,7 +76,15 @@ async fn write_all(shared: &Arc<Shared>, store: &dyn Store, mut probe: Probe, ma
         let Some(batch) = batch else {
             match health.retry_at {
                 None if shared.lock().resume() => {}
-                None => shared.staged.notified().await,
+                None => tokio::select! {
+                    biased;
+                    () = shared.staged.notified() => {}
+                    () = sleep(LOOK) => {
+                        if let Err(error) = store.check().await {
+                            store_fails(shared, &mut health, Arc::new(error));
+                        }
+                    }
+                },
                 Some(at) => tokio::select! {
                     biased;
                     () = shared.staged.notified() => {}

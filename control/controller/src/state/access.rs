@@ -4,6 +4,7 @@ use castnet_proto::access::{Caller, Right, Role};
 use castnet_proto::convert::ExchangeCall;
 use castnet_proto::v1::{self, ExchangeAmong};
 use castnet_rules::HostEndpoint;
+use castnet_wire::MacAddr;
 
 use crate::error::Refusal;
 use crate::state::kinds::collective::secret::Secret;
@@ -60,6 +61,10 @@ impl Core {
             return self.check_secret(job, *rank, &Secret::new(job, &call.secret));
         }
         let seats = self.multicast(job)?.0.record().seats(call.among, call.round);
+        // Others do not learn how many members there are, and who they are.
+        if !seats.iter().flatten().any(|host| caller.may_be(host)) {
+            self.check_member(caller, job, "exchange beside")?;
+        }
         let seats = seats.ok_or_else(|| Refusal::NobodyOutside {
             group: job.clone(),
             number: call.round,
@@ -78,16 +83,18 @@ impl Core {
         }
     }
 
-    /// Refuses a host that takes the address of another one, or another spelling of its name: a certificate is one host. A machine that has got
-    /// another name has both in its certificate, or an operator forgets the old one. Who is back in a group with the connection that it has there
-    /// was checked when it came.
+    /// Refuses a host that takes an address of another one, or another spelling of its name: a certificate is one host. A machine that
+    /// has got another name has both in its certificate, or an operator forgets the old one. Who is back in a group with the connection
+    /// that it has there was checked when it came, and who has an Ethernet address keeps it.
     pub(crate) fn check_itself(
         &self,
         caller: &Caller,
         endpoint: &HostEndpoint,
         group: Option<&str>,
     ) -> Result<(), Refusal> {
-        let HostEndpoint { name: host, ip, .. } = endpoint;
+        let HostEndpoint {
+            name: host, ip, mac, ..
+        } = endpoint;
         if caller.role != Role::Host {
             return Ok(());
         }
@@ -110,8 +117,26 @@ impl Core {
                     host: other.into(),
                 })
             }
-            _ => Ok(()),
+            _ => self.check_mac(caller, host, *mac),
         }
+    }
+
+    /// Refuses a host the Ethernet address of another one: as that one has reported, as the file has it, or as it was seen where the file
+    /// has that host.
+    fn check_mac(&self, caller: &Caller, host: &str, mac: MacAddr) -> Result<(), Refusal> {
+        if mac == MacAddr::UNSPECIFIED {
+            return Ok(());
+        }
+        for hosts in [self.facts.hosts_with(mac.0), self.facts.hosts_seen_with(mac.0)] {
+            if hosts.contains(host) {
+                return Ok(());
+            }
+            if let Some(other) = hosts.into_iter().find(|other| !caller.may_be(other)) {
+                let host = other.into();
+                return Err(Refusal::MacTaken { mac, host });
+            }
+        }
+        Ok(())
     }
 
     /// Refuses a host that is no member of a group.
@@ -180,10 +205,12 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use castnet_proto::transport::Peer;
+    use castnet_topology::{End, Topology};
 
     use super::*;
     use crate::state::HostRecord;
     use crate::state::core::tests::{core, join};
+    use crate::state::fabric::{NeighbourReport, SwitchReport, Who};
 
     fn host(name: &str) -> Caller {
         let peer = Peer {
@@ -221,6 +248,80 @@ mod tests {
         );
     }
 
+    /// It was seen at the port of the other one then.
+    #[test]
+    fn a_host_takes_no_ethernet_address_of_another_one() {
+        let mut core = core(|_| {});
+        let HostEndpoint { mac, .. } = join("job", 1, 2, "").endpoint;
+        let own = join("job", 0, 2, "").endpoint;
+        let taken = HostEndpoint { mac, ..own.clone() };
+        let is_refused = |core: &Core, caller: &Caller, endpoint: &HostEndpoint| {
+            let each = [None, Some("job")].map(|group| core.check_itself(caller, endpoint, group));
+            let refused = each.map(|checked| matches!(checked, Err(Refusal::MacTaken { .. })));
+            assert_eq!(refused[0], refused[1]);
+            refused[0]
+        };
+        assert!(!is_refused(&core, &host("h0"), &taken), "nobody has it");
+        core.seat_rank(join("job", 1, 2, ""), "h1").map(drop).unwrap();
+        core.seat_rank(join("job", 0, 2, ""), "h0").map(drop).unwrap();
+        assert!(is_refused(&core, &host("h0"), &taken));
+        assert!(!is_refused(&core, &host("h0"), &own));
+        let both = Peer {
+            address: String::new(),
+            names: Some(vec!["h0".into(), "h1".into()]),
+        };
+        let both = Caller::new(Arc::new(both), Role::Host);
+        assert!(!is_refused(&core, &both, &taken), "a machine with two names");
+        // Who has it keeps it, also if another one had got it before that was refused.
+        let record = |name: &str, ip: u8| HostRecord {
+            name: name.into(),
+            ip: [10, 0, 0, ip].into(),
+            mac: mac.0,
+        };
+        core.facts.set_host("h0", Some(record("h0", 1)));
+        assert!(!is_refused(&core, &host("h0"), &taken));
+        let of_h1 = join("job", 1, 2, "").endpoint;
+        assert!(!is_refused(&core, &host("h1"), &of_h1));
+    }
+
+    /// The file says who it is, or by which port the host comes that it was seen with.
+    #[test]
+    fn a_host_takes_no_ethernet_address_of_a_host_of_the_file() {
+        let HostEndpoint { mac, .. } = join("job", 1, 2, "").endpoint;
+        let taken = HostEndpoint {
+            mac,
+            ..join("job", 0, 2, "").endpoint
+        };
+        for (filed, port, refuses) in [(Some(mac.0), 2, true), (None, 1, true), (None, 2, false)] {
+            let mut file = Topology::new();
+            file.add_switch("s", (0..3).map(|port| (port, [6, 0, 0, 0, 0, port])))
+                .unwrap();
+            for (number, mac) in [(0, None), (1, filed)] {
+                let name = format!("h{number}");
+                file.add_host(&name, Some([10, 0, 0, number + 1].into()), mac)
+                    .unwrap();
+                file.connect(End::port("s", number), End::host(name), 1500)
+                    .unwrap();
+            }
+            let mut core = core(|config| config.topology = Some(file));
+            let who = Who::Host {
+                ip: [10, 0, 0, 2].into(),
+                mac: mac.0,
+            };
+            let report = SwitchReport {
+                neighbours: vec![NeighbourReport { port, age_ns: 0, who }],
+                ..SwitchReport::default()
+            };
+            core.facts.report("s", report);
+            let checked = core.check_itself(&host("h0"), &taken, None);
+            assert_eq!(
+                matches!(checked, Err(Refusal::MacTaken { .. })),
+                refuses,
+                "{filed:?} {port}"
+            );
+        }
+    }
+
     #[test]
     fn no_state_is_made_for_a_host_that_may_not_see_it() {
         let mut core = core(|_| {});
@@ -248,22 +349,12 @@ mod tests {
     }
 
     #[test]
-    fn each_method_needs_a_right() {
-        let methods =
-            castnet_proto::access::methods(include_str!("../../../../proto/castnet/v1/controller.proto"));
-        assert!(methods.contains(&"CreateGroup"), "{methods:?}");
-        for method in methods {
-            assert!(right(method).is_some(), "{method} has no row");
-        }
-        assert_eq!(right("Reboot"), None);
-    }
-
-    #[test]
-    fn the_document_says_who_may_call_what() {
+    fn each_method_needs_a_right_and_the_document_says_who_has_it() {
         let document = include_str!("../../../../docs/security.md");
         let proto = include_str!("../../../../proto/castnet/v1/controller.proto");
         let faults =
             castnet_proto::access::document_faults(document, "Calls to the controller", proto, right);
         assert_eq!(faults, [""; 0]);
+        assert_eq!(right("Reboot"), None);
     }
 }

@@ -89,8 +89,10 @@ fn look_at(core: &mut Core, name: &str, now: Instant) -> Option<Instant> {
         }
         Some((at, link)) if at <= now => {
             let reason = format!("{} has been down for {grace:?}: {}", link.name, link.why);
-            tracing::warn!(group = name, reason, "group lost a link");
             let generation = entry.record().generation;
+            if core.may_warn_of(name) {
+                tracing::warn!(group = name, reason, "group lost a link");
+            }
             let ending = Ending::failed(generation, link.rank, link.switch.as_deref(), reason);
             core.try_step(name, Event::Lost, Some(ending));
             return None;
@@ -100,6 +102,9 @@ fn look_at(core: &mut Core, name: &str, now: Instant) -> Option<Instant> {
     if *before != down
         && let Some(entry) = core.groups.get_mut(name)
     {
+        if down.is_empty() {
+            replan::forget_failure(entry);
+        }
         entry.live.links_down = down;
         core.notify(name);
     }

@@ -100,6 +100,9 @@ impl Core {
     pub(crate) fn settle(&mut self, name: &str) -> Result<(), Refusal> {
         // A group that is gone has no more steps.
         while let Some(event) = self.groups.get(name).and_then(|e| follows(e.record())) {
+            if self.must_wait(name, event) {
+                break;
+            }
             self.one_step(name, event, None)?;
         }
         Ok(())
@@ -332,6 +335,7 @@ impl Core {
         if let Some(entry) = self.groups.remove(name) {
             self.timers.cancel(&Owner::Group(name.into()));
             self.effects.extend(told_gone(&entry));
+            self.departed.note(entry.record());
             let plan = entry.record().plan.as_ref();
             if plan.is_some_and(|plan| plan.refinement.is_some()) {
                 multicast_routes::sweep_soon(self);
@@ -403,7 +407,13 @@ impl Core {
                     }
                 }
                 Some(None) if phase.has_run() && !record.kind.behaviour().outlives_switches() => {
-                    let reason = format!("switch {switch} has lost its part: it was restarted");
+                    // What is there until a switch is lost goes by no restart.
+                    let was_restarted = match entry.confirmed.contains(switch) {
+                        true => Some(false),
+                        false => self.were_restarted.get(switch).copied(),
+                    };
+                    let why = lost_by(was_restarted);
+                    let reason = format!("switch {switch} has lost its part: {why}");
                     let ending = Ending::failed(generation, None, Some(switch), reason);
                     self.try_step(name, Event::Lost, Some(ending));
                 }
@@ -478,6 +488,15 @@ impl Core {
         if let Err(error) = self.change(name, change) {
             tracing::error!(group = name, %error, "change failed");
         }
+    }
+}
+
+/// Why a switch does not have a part that it had.
+fn lost_by(was_restarted: Option<bool>) -> &'static str {
+    match was_restarted {
+        Some(true) => "it was restarted",
+        Some(false) => "somebody removed it there; its audit log says who",
+        None => "it was restarted, or somebody removed it there; its audit log says who",
     }
 }
 

@@ -23,6 +23,7 @@ use crate::state::others::Others;
 use crate::state::pace::Pace;
 use crate::state::table::{Groups, Usage};
 use crate::state::timers::Timers;
+use crate::state::unexplained::Departed;
 use crate::state::written_off::AllWrittenOff;
 use crate::state::{Collective, Draws, Effect, Entry, Multicast, Owner, Reach, Record};
 use crate::store::{StoreError, Stored, Table};
@@ -48,11 +49,14 @@ pub(crate) struct Core {
     warnings: Pace,
     /// Last report of each switch about itself, and what other owners use of it.
     pub(crate) capabilities: BTreeMap<String, (v1::Capabilities, Usage)>,
+    /// Whether a switch had been restarted when it last reported about itself; none at its first report.
+    pub(crate) were_restarted: BTreeMap<String, bool>,
     pub(crate) groups: Groups,
     pub(crate) written_off: AllWrittenOff,
     /// Groups whose records in the store do not read, and why. What switches have of them stays as it is.
     pub(crate) set_apart: BTreeMap<String, String>,
     pub(crate) others: Others,
+    pub(crate) departed: Departed,
     /// Number of the last call to join.
     pub(crate) calls: u64,
     /// Number of the last state of a group that was shown.
@@ -95,7 +99,8 @@ impl Core {
         // Before a router is asked what it has: it keeps the routes of these groups.
         multicast_routes.keep_all(&groups);
         // What is in memory alone is new at each start, as everybody knows.
-        let may_be_wrong = stored.is_new && (config.store.is_some() || config.etcd.is_some());
+        let is_stored = config.store.is_some() || config.etcd.is_some();
+        let may_be_older = is_stored || !set_apart.is_empty();
         Self {
             effects: Vec::new(),
             now,
@@ -110,10 +115,12 @@ impl Core {
             late_joins: Pace::new(64, Duration::from_millis(250)),
             warnings: Pace::new(64, Duration::from_secs(1)),
             capabilities: BTreeMap::new(),
+            were_restarted: BTreeMap::new(),
             groups,
             written_off: stored.written_off,
-            others: Others::new(may_be_wrong, !set_apart.is_empty(), switches),
+            others: Others::new(stored.is_new && is_stored, may_be_older, switches),
             set_apart,
+            departed: Departed::default(),
             calls: 0,
             numbers: AtomicU64::new(0),
             mcst_pool: config.mcst_pool,
@@ -139,6 +146,12 @@ impl Core {
             .is_some()
     }
 
+    /// [`Core::may_warn`] of the owner of this group.
+    pub(crate) fn may_warn_of(&mut self, group: &str) -> bool {
+        let owner = self.groups.get(group).map(|entry| entry.record().owner.clone());
+        self.may_warn(&owner.unwrap_or_default())
+    }
+
     pub(crate) fn group(&self, name: &str) -> Result<&Entry, Refusal> {
         self.groups.get(name).ok_or_else(|| self.unknown(name))
     }
@@ -149,7 +162,15 @@ impl Core {
             .set_apart
             .get(name)
             .map(|why| format!("its record in the store {why}"));
-        match unread.or_else(|| self.others.doubt()) {
+        let unasked = || {
+            let is_open = self.waits_for_lists() && !self.departed.has(name);
+            is_open.then(|| "what the switches have was not seen yet".to_owned())
+        };
+        let reason = unread
+            .or_else(|| self.unexplained(name))
+            .or_else(|| self.others.doubt())
+            .or_else(unasked);
+        match reason {
             Some(reason) => Refusal::NotKnown {
                 name: name.into(),
                 reason,
@@ -177,8 +198,16 @@ impl Core {
 
     fn of_kind<K>(&self, name: &str, kind: fn(&Record) -> Option<&K>) -> Result<(&Entry, &K), Refusal> {
         let entry = self.group(name)?;
-        let kind = kind(entry.record()).ok_or_else(|| Refusal::UnknownGroup { name: name.into() })?;
-        Ok((entry, kind))
+        match kind(entry.record()) {
+            Some(kind) => Ok((entry, kind)),
+            None => Err(Refusal::OtherKind {
+                name: name.into(),
+                is: match entry.record().collective() {
+                    Some(_) => "a job, whose ranks call collectives",
+                    None => "a multicast group, no job",
+                },
+            }),
+        }
     }
 
     pub(crate) fn collective_by_mcst_id(&self, mcst_id: &str) -> Option<(&Entry, &Collective)> {
@@ -198,6 +227,8 @@ impl Core {
             (Some(entry), _) => taken(entry.phase_name()),
             (None, _) if self.set_apart.contains_key(name) => taken("its record does not read"),
             (None, Some(reason)) => Err(Refusal::WrongStore { reason }),
+            // Its members, who may be back, would get another one.
+            (None, None) if self.unexplained(name).is_some() => Err(self.unknown(name)),
             (None, None) => Ok(()),
         }
     }
@@ -216,7 +247,10 @@ impl Core {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use castnet_proto::convert::{RankJoin, rank_join_from_proto};
+    use tracing::{Level, Metadata, span};
 
     use super::*;
     use crate::config::SwitchConfig;
@@ -257,5 +291,37 @@ pub(crate) mod tests {
             ..Default::default()
         };
         rank_join_from_proto(&request).expect("a rank")
+    }
+
+    /// Counts warnings.
+    struct Warnings(Arc<AtomicUsize>);
+
+    impl tracing::Subscriber for Warnings {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            *metadata.level() <= Level::WARN
+        }
+
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn enter(&self, _: &span::Id) {}
+
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    /// How many warnings this causes.
+    pub(crate) fn warnings(cause: impl FnOnce()) -> usize {
+        let count = Arc::default();
+        tracing::subscriber::with_default(Warnings(Arc::clone(&count)), cause);
+        count.load(Ordering::Relaxed)
     }
 }

@@ -480,7 +480,9 @@ impl Core {
                     _ if !is_so(entry.record()) => {}
                     Ok(_) => {
                         let reason = failure.reason;
-                        tracing::warn!(group = again, switch, reason, "placing the group again");
+                        if core.may_warn_of(&again) {
+                            tracing::warn!(group = again, switch, reason, "placing the group again");
+                        }
                         core.try_step(&again, Event::Elsewhere, None);
                     }
                     Err(NoPlan::NotYet(failure) | NoPlan::Never(failure)) => {
@@ -499,7 +501,10 @@ impl Core {
         let is_job = self.collective(name).is_ok_and(|(_, group)| group.by_call);
         match is_job {
             true => tracing::info!(group = name, field, reason, "installation refused"),
-            false => tracing::warn!(group = name, field, reason, "installation refused"),
+            false if self.may_warn_of(name) => {
+                tracing::warn!(group = name, field, reason, "installation refused");
+            }
+            false => {}
         }
         self.try_step(name, Event::Refused, Some(ending));
     }

@@ -74,7 +74,7 @@ pub(crate) struct Facts {
     pub(crate) hosts: BTreeMap<String, HostRecord>,
     /// Names of all hosts, those of the file included, by address.
     pub(crate) names: BTreeSet<(Ipv4Addr, String)>,
-    /// Names of hosts that have reported, by Ethernet address.
+    /// The same, by Ethernet address.
     pub(crate) macs: BTreeSet<([u8; 6], String)>,
     /// Hosts that have reported and are not in the file.
     pub(crate) unfiled: BTreeSet<String>,
@@ -88,7 +88,8 @@ type Sighting = (u64, String, u8);
 pub(crate) struct Sightings {
     /// With the Ethernet address.
     by_ip: HashMap<Ipv4Addr, Vec<([u8; 6], Sighting)>>,
-    by_mac: HashMap<[u8; 6], Vec<Sighting>>,
+    /// The IP addresses that were seen with an Ethernet address, and where. Only with a file.
+    by_mac: HashMap<[u8; 6], Vec<(Ipv4Addr, Place)>>,
     /// Whether a host was seen at several ports, so that the ages decide where it is.
     are_decided_by_age: AtomicBool,
 }
@@ -137,8 +138,9 @@ impl Facts {
             ..Self::default()
         };
         let filed = facts.file.iter().flat_map(Topology::hosts);
-        let named = filed.filter_map(|h| Some((h.ip?, h.name.clone())));
-        facts.names = named.collect();
+        facts.names = filed.filter_map(|h| Some((h.ip?, h.name.clone()))).collect();
+        let filed = facts.file.iter().flat_map(Topology::hosts);
+        facts.macs = filed.filter_map(|h| Some((h.mac?, h.name.clone()))).collect();
         for host in hosts {
             facts.set(&host.name.clone(), Some(host));
         }
@@ -205,6 +207,10 @@ impl Facts {
                 0 => format!("{switch}.{port}"),
                 more => format!("{switch}.{port}.{more}"),
             };
+            // A host or a switch may have this name.
+            if topology.host(&name).is_some() || topology.switch(&name).is_some() {
+                continue;
+            }
             if left.peek().is_none() || topology.add_plain(&name, PORTS_MAX as u8).is_err() {
                 return;
             }
@@ -231,9 +237,14 @@ impl Facts {
                 if let Who::Host { ip, mac } = neighbour.who
                     && !inner.contains(&(switch.as_str(), neighbour.port))
                 {
-                    let sighting = (neighbour.age_ns, switch.clone(), neighbour.port);
-                    all.by_ip.entry(ip).or_default().push((mac, sighting.clone()));
-                    all.by_mac.entry(mac).or_default().push(sighting);
+                    let (switch, port) = (switch.clone(), neighbour.port);
+                    if self.file.is_some() {
+                        let switch = switch.clone();
+                        let seen = (ip, Place::At { switch, port });
+                        all.by_mac.entry(mac).or_default().push(seen);
+                    }
+                    let sighting = (neighbour.age_ns, switch, port);
+                    all.by_ip.entry(ip).or_default().push((mac, sighting));
                 }
             }
         }
@@ -252,21 +263,22 @@ impl Facts {
         let Some(record) = self.hosts.get(host) else {
             return Place::Unseen;
         };
-        // Who claims its IP address has another Ethernet address. A host that speaks with a further IP address is there, too.
+        // Who claims its IP address has another Ethernet address. Its Ethernet address alone places nobody: with an IP address that nobody
+        // has, one ARP packet of another host has it, too.
         let by_ip = all.by_ip.get(&record.ip).map_or(&[][..], Vec::as_slice);
         let own = by_ip.iter().filter(|(mac, _)| *mac == record.mac);
         let mut sightings: Vec<Sighting> = own.map(|(_, sighting)| sighting.clone()).collect();
-        if sightings.is_empty() {
-            let others = by_ip.iter().map(|(mac, (_, switch, port))| (switch, *port, *mac));
-            if let Some((switch, port, mac)) = others.min() {
-                let switch = switch.clone();
-                return Place::Claimed { mac, switch, port };
-            }
-            sightings = all.by_mac.get(&record.mac).cloned().unwrap_or_default();
-        }
         sightings.sort();
         let Some((newest, switch, port)) = sightings.first().cloned() else {
-            return Place::Unseen;
+            let others = by_ip.iter().map(|(mac, (_, switch, port))| (switch, *port, *mac));
+            return match others.min() {
+                Some((switch, port, mac)) => Place::Claimed {
+                    mac,
+                    switch: switch.clone(),
+                    port,
+                },
+                None => Place::Unseen,
+            };
         };
         if sightings.iter().any(|s| (&s.1, s.2) != (&switch, port)) {
             all.are_decided_by_age.store(true, Ordering::Relaxed);
@@ -295,23 +307,22 @@ impl Facts {
 
     /// Sets the report of a host; `None`: only the file counts.
     pub(crate) fn set(&mut self, name: &str, host: Option<HostRecord>) {
-        let before = self.addresses(name).0.map(|ip| (ip, name.to_owned()));
-        before.map(|named| self.names.remove(&named));
+        let (ip, mac) = self.addresses(name);
+        ip.map(|ip| self.names.remove(&(ip, name.to_owned())));
+        mac.map(|mac| self.macs.remove(&(mac, name.to_owned())));
         if self.file.as_ref().is_none_or(|file| file.host(name).is_none()) {
             match host {
                 Some(_) => self.unfiled.insert(name.into()),
                 None => self.unfiled.remove(name),
             };
         }
-        let mac = host.as_ref().map(|host| (host.mac, name.to_owned()));
-        let before = match host {
+        match host {
             Some(host) => self.hosts.insert(name.into(), host),
             None => self.hosts.remove(name),
         };
-        before.map(|before| self.macs.remove(&(before.mac, name.to_owned())));
-        self.macs.extend(mac);
-        self.names
-            .extend(self.addresses(name).0.map(|ip| (ip, name.to_owned())));
+        let (ip, mac) = self.addresses(name);
+        self.names.extend(ip.map(|ip| (ip, name.to_owned())));
+        self.macs.extend(mac.map(|mac| (mac, name.to_owned())));
     }
 
     /// A host with this address, other than `but`.
@@ -322,13 +333,30 @@ impl Facts {
         named.find(|name| Some(*name) != but)
     }
 
-    /// Whether a host has reported one of these addresses.
-    fn has_reported(&self, ip: Ipv4Addr, mac: [u8; 6]) -> bool {
-        let mut macs = self.macs.range((mac, String::new())..);
+    /// The hosts with an Ethernet address, as they have reported or else as the file has it.
+    pub(crate) fn hosts_with(&self, mac: [u8; 6]) -> BTreeSet<&str> {
+        let named = self.macs.range((mac, String::new())..);
+        let named = named.take_while(|(theirs, _)| *theirs == mac);
+        named.map(|(_, name)| name.as_str()).collect()
+    }
+
+    /// The hosts that were seen with an Ethernet address where the file has them.
+    fn hosts_seen_with(&self, mac: [u8; 6], all: &Sightings) -> BTreeSet<&str> {
+        let mut hosts = BTreeSet::new();
+        for (ip, at) in all.by_mac.get(&mac).into_iter().flatten() {
+            let named = self.names.range((*ip, String::new())..);
+            let named = named.take_while(|(theirs, _)| theirs == ip);
+            let named = named.map(|(_, name)| name.as_str());
+            hosts.extend(named.filter(|name| self.place_in_file(name).as_ref() == Some(at)));
+        }
+        hosts
+    }
+
+    /// Whether a host has reported this address.
+    fn has_reported(&self, ip: Ipv4Addr) -> bool {
         let named = self.names.range((ip, String::new())..);
         let mut named = named.take_while(|(theirs, _)| *theirs == ip);
-        macs.next().is_some_and(|(theirs, _)| *theirs == mac)
-            || named.any(|(_, name)| self.hosts.contains_key(name))
+        named.any(|(_, name)| self.hosts.contains_key(name))
     }
 
     /// The addresses of a host, if they are known. Its own report counts more than the file.
@@ -375,7 +403,9 @@ impl Facts {
         for (switch, (_, report)) in &self.switches {
             for neighbour in &report.neighbours {
                 let near = End::port(switch.clone(), neighbour.port);
-                if let Some(far) = self.far_end(neighbour) {
+                if let Some(far) = self.far_end(neighbour)
+                    && self.believes_lldp(switch, neighbour)
+                {
                     let pair = if near < far { (near, far) } else { (far, near) };
                     if seen.insert(pair.clone()) {
                         links.push((pair.0, pair.1, DEFAULT_MTU, true));
@@ -398,47 +428,6 @@ impl Facts {
             .find(|(_, p)| p.name == *port)
             .map(|(number, _)| *number)?;
         Some(End::port(name.clone(), number))
-    }
-
-    /// The ports that lead to other switches. The report of one end is enough: a restarted switch sees all hosts behind
-    /// its neighbours before it receives their next LLDP frame.
-    fn inner_ports(&self) -> BTreeSet<(&str, u8)> {
-        let mut inner = BTreeSet::new();
-        for (switch, (_, report)) in &self.switches {
-            for neighbour in &report.neighbours {
-                if let Who::Switch { name, .. } = &neighbour.who
-                    && let Some((far, _)) = self.switches.get_key_value(name)
-                    && self.believes_lldp(switch, neighbour)
-                {
-                    inner.insert((switch.as_str(), neighbour.port));
-                    if let Some(End::Switch { port, .. }) = self.far_end(neighbour)
-                        && !self.has_host(far, port)
-                    {
-                        inner.insert((far.as_str(), port));
-                    }
-                }
-            }
-        }
-        for (_, link) in self.file.iter().flat_map(Topology::links) {
-            if let (
-                End::Switch { switch, port },
-                End::Switch {
-                    switch: other,
-                    port: far,
-                },
-            ) = (&link.a, &link.b)
-            {
-                inner.extend([(switch.as_str(), *port), (other.as_str(), *far)]);
-            }
-        }
-        inner
-    }
-
-    /// Whether the file has a host at the port.
-    fn has_host(&self, switch: &str, port: u8) -> bool {
-        let file = self.file.as_ref();
-        let far = file.and_then(|file| cables::filed(file, &End::port(switch, port)));
-        matches!(far, Some(End::Host(_)))
     }
 
     /// Adds a link with the least MTU of its ends, up if both are. One that contradicts a known link is ignored: the
@@ -601,20 +590,72 @@ pub(super) mod tests {
     #[test]
     fn before_lldp_has_spoken_a_flooded_host_is_nowhere() {
         let mut facts = facts();
-        for (_, report) in facts.switches.values_mut() {
+        let hear = |facts: &mut Facts, switch: &str, far: Option<(&str, &str)>| {
+            let (_, report) = facts.switches.get_mut(switch).unwrap();
             report.neighbours.retain(|n| matches!(n.who, Who::Host { .. }));
-        }
-        assert_eq!(
-            place(&facts, "h1"),
-            Place::Ambiguous(vec![("a".into(), 0), ("b".into(), 1)])
-        );
+            report
+                .neighbours
+                .extend(far.map(|(far, port)| switch_seen(1, far, port)));
+        };
+        let both = |a, b| Place::Ambiguous(vec![("a".into(), a), ("b".into(), b)]);
+        let places = |facts: &Facts| (place(facts, "h1"), place(facts, "h2"));
+        hear(&mut facts, "a", None);
+        hear(&mut facts, "b", None);
+        assert_eq!(places(&facts), (both(0, 1), both(1, 0)));
         // One side's LLDP is enough to rule both ports out: the other side may have been restarted a moment ago.
-        let (_, b) = facts.switches.get_mut("b").unwrap();
-        b.neighbours.push(switch_seen(1, "a", "a1"));
+        for far in [None, Some(("b", "b1")), None] {
+            hear(&mut facts, "b", Some(("a", "a1")));
+            hear(&mut facts, "a", far);
+            assert_eq!(places(&facts), (at("a", 0), at("b", 0)));
+            assert_eq!(topology(&facts).links().count(), 3);
+        }
+        hear(&mut facts, "b", None);
+        assert_eq!(places(&facts), (both(0, 1), both(1, 0)));
+    }
+
+    /// One frame made the port of another host one to a switch: the host was nowhere, and then where its addresses were seen elsewhere.
+    #[test]
+    fn what_a_host_says_by_lldp_takes_no_port_from_others() {
+        for (far, named) in [("a", "a0"), ("b", "b1"), ("c", "c0")] {
+            let mut facts = facts();
+            let (_, a) = facts.switches.get_mut("a").unwrap();
+            a.ports.extend([port("a2", 2)]);
+            a.neighbours.insert(0, switch_seen(2, far, named));
+            assert_eq!(
+                (place(&facts, "h1"), place(&facts, "h2")),
+                (at("a", 0), at("b", 0)),
+                "{named}"
+            );
+            let topology = topology(&facts);
+            assert!(topology.connected("h1", "h2"), "{named}");
+            assert_eq!(topology.links().count(), 3, "{named}");
+        }
+    }
+
+    #[test]
+    fn a_port_leads_to_a_switch_that_has_not_reported_yet() {
+        let mut facts = facts();
+        facts.switches.insert("b".into(), Default::default());
         assert_eq!(
             (place(&facts, "h1"), place(&facts, "h2")),
-            (at("a", 0), at("b", 0))
+            (at("a", 0), Place::Unseen)
         );
+    }
+
+    /// All at that port had no link.
+    #[test]
+    fn a_host_may_have_the_name_of_an_assumed_switch() {
+        let a = SwitchReport {
+            ports: [port("a0", 0)].into(),
+            neighbours: vec![host_seen(0, 1, 5), host_seen(0, 2, 5)],
+        };
+        let facts = Facts {
+            switches: [("a".to_string(), (Reach::Up, a))].into(),
+            ..Facts::new(None, [], [host("h1", 1), host("a.0", 2)])
+        };
+        let topology = topology(&facts);
+        assert!(topology.connected("h1", "a.0"));
+        assert!(topology.is_plain("a.0.1"));
     }
 
     #[test]
@@ -664,11 +705,11 @@ pub(super) mod tests {
             port: 2,
         };
         assert_eq!(place(&facts, "h1"), claimed);
-        // It speaks with its further address.
+        // Its Ethernet address with a further IP address is anybody's word, too.
         forget(&mut facts, "b", |n| {
             n.port == 2 && matches!(n.who, Who::Host { ip, .. } if ip == Ipv4Addr::new(10, 0, 0, 1))
         });
-        assert_eq!(place(&facts, "h1"), at("b", 2));
+        assert_eq!(place(&facts, "h1"), Place::Unseen);
     }
 
     #[test]

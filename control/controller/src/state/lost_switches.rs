@@ -39,7 +39,7 @@ impl Signs {
     ) -> (BTreeSet<String>, BTreeSet<String>) {
         self.unreachable.remove(by);
         for neighbour in &report.neighbours {
-            // A host may say any name.
+            // A host may say any name, also that of a dead switch.
             if let Who::Switch { name, .. } = &neighbour.who
                 && facts.knows_switch(name)
                 && facts.believes_lldp(by, neighbour)
@@ -241,6 +241,36 @@ mod tests {
         assert!(heard(&facts));
         facts.switches.get_mut("s").unwrap().1.neighbours.clear();
         assert!(!heard(&facts));
+    }
+
+    /// Groups were not moved off it. Where the other switch hears this port in return, or has not reported, it is the switch.
+    #[test]
+    fn without_a_file_a_host_does_not_keep_a_dead_switch_alive() {
+        let mut facts = Facts::new(None, ["a", "s"].map(String::from), []);
+        let (mut signs, start) = (Signs::default(), Instant::now());
+        let report = |port: u8, far: &str| {
+            let own = PortReport {
+                name: "p".into(),
+                mac: [2; 6],
+                mtu: 1500,
+                up: true,
+            };
+            let mut report = hears(&[(far, 0)]);
+            report.ports = BTreeMap::from([(0, own)]);
+            report.neighbours[0].port = port;
+            report
+        };
+        facts.switches.insert("a".into(), (Reach::Up, report(0, "s")));
+        facts.switches.insert("s".into(), (Reach::Up, report(0, "a")));
+        signs.report(&facts, "a", &report(0, "s"), start);
+        assert_eq!(signs.heard.len(), 1);
+        signs.lost("s", start);
+        facts.switches.get_mut("s").unwrap().0 = Reach::Down("gone".into());
+        // Nothing is heard over the link any more, and a host at another port says that it is the switch.
+        signs.report(&facts, "a", &report(5, "s"), start + second(10));
+        facts.switches.insert("a".into(), (Reach::Up, report(5, "s")));
+        assert!(!signs.lives("s"));
+        assert!(signs.silence(&facts, "s").is_some());
     }
 
     #[test]

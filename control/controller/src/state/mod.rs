@@ -28,6 +28,7 @@ pub(crate) mod shown;
 pub(crate) mod table;
 pub(crate) mod tenants;
 pub(crate) mod timers;
+pub(crate) mod unexplained;
 pub(crate) mod view;
 pub mod written_off;
 

@@ -172,7 +172,8 @@ impl Core {
                 Some(only) => known.groups.get_key_value(&only).map(route).into_iter().collect(),
             };
             // Where groups may run that are not known, their addresses stay.
-            let all_are_known = self.others.doubt().is_none() && self.set_apart.is_empty();
+            let is_doubtful = self.others.doubt().is_some() || self.others.has_unexplained();
+            let all_are_known = !is_doubtful && self.set_apart.is_empty() && !self.waits_for_lists();
             match only.map(Ipv4Net::from) {
                 None if all_are_known => wanted.scope.extend(file.group_addresses()),
                 None => wanted.scope.extend(routes.iter().map(|route| route.prefix)),

@@ -3,11 +3,14 @@
 //! A controller on an empty store knows of no group. Where switches have groups of other controllers, the store may be the wrong one (a
 //! mistyped path is enough), and those groups its own. So until an operator says that the store is meant to be new, it creates none, and
 //! tells nobody that a group is gone. A controller on a store with groups may be on the wrong one as well: who has joined at another controller
-//! is not told by it that its group is gone, before an operator has purged the groups of that one.
+//! is not told by it that its group is gone, before an operator has purged the groups of that one. Rules of this controller that its
+//! store does not explain (`unexplained.rs`) are treated like those of others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_wire::McstId;
+
+use crate::state::reconcile::Found;
 
 #[derive(Default)]
 pub(crate) struct Others {
@@ -17,6 +20,8 @@ pub(crate) struct Others {
     unasked: BTreeSet<String>,
     /// By switch; none without any.
     on: BTreeMap<String, On>,
+    /// Rules of this controller that its store does not explain, by switch; none without any.
+    unexplained: BTreeMap<String, BTreeMap<McstId, Found>>,
     /// Owners whose groups an operator has purged.
     purged: BTreeSet<String>,
     /// Owners that the log has named because their members asked here. A client can invent owners, so their number is bounded.
@@ -33,12 +38,13 @@ struct On {
 }
 
 impl Others {
-    /// `has_unread`: switches may have groups of this controller that it does not know.
-    pub(crate) fn new(is_new: bool, has_unread: bool, switches: impl Iterator<Item = String>) -> Self {
+    /// `may_be_older`: switches may have groups of this controller that it does not know.
+    pub(crate) fn new(is_new: bool, may_be_older: bool, switches: impl Iterator<Item = String>) -> Self {
         Self {
             is_new,
-            unasked: switches.filter(|_| is_new || has_unread).collect(),
+            unasked: switches.filter(|_| is_new || may_be_older).collect(),
             on: BTreeMap::new(),
+            unexplained: BTreeMap::new(),
             purged: BTreeSet::new(),
             asked_for: BTreeSet::new(),
         }
@@ -59,7 +65,8 @@ impl Others {
             false => drop(self.on.insert(switch.into(), On { mcst_ids, foreign })),
         }
         // A fabric without groups of others has nothing to lose.
-        self.is_new &= !self.unasked.is_empty() || self.on.values().any(|on| on.foreign > 0);
+        let is_foreign = |on: &On| on.foreign > 0;
+        self.is_new &= !self.unasked.is_empty() || self.has_unexplained() || self.on.values().any(is_foreign);
         !before && self.wrong_store().is_some()
     }
 
@@ -91,15 +98,77 @@ impl Others {
 
     /// The first switch that has something else at this address.
     pub(crate) fn switch_with(&self, mcst_id: McstId) -> Option<&str> {
-        let mut on = self.on.iter();
-        let (switch, _) = on.find(|(_, on)| on.mcst_ids.contains(&mcst_id))?;
+        let of_others = self.on.iter().find(|(_, on)| on.mcst_ids.contains(&mcst_id));
+        let own = || self.unexplained.iter().find(|(_, on)| on.contains_key(&mcst_id));
+        let switch = of_others
+            .map(|(switch, _)| switch)
+            .or_else(|| own().map(|(switch, _)| switch));
+        switch.map(String::as_str)
+    }
+
+    /// Takes what a switch has of this controller and the store does not explain, all of it, before [`Others::listed`]. Returns addresses
+    /// that have nothing of that any more, if anything has changed.
+    pub(crate) fn set_unexplained(&mut self, switch: &str, found: Vec<Found>) -> Option<Vec<McstId>> {
+        let found: BTreeMap<McstId, Found> = found.into_iter().map(|found| (found.mcst_id, found)).collect();
+        let before = self.unexplained.remove(switch).unwrap_or_default();
+        let is_news = before != found;
+        let gone = before.into_keys().filter(|mcst_id| !found.contains_key(mcst_id));
+        let gone = gone.collect();
+        if !found.is_empty() {
+            self.unexplained.insert(switch.into(), found);
+        }
+        is_news.then_some(gone)
+    }
+
+    /// Such a rule was removed.
+    pub(crate) fn forget_unexplained(&mut self, switch: &str, mcst_id: McstId) {
+        if let Some(found) = self.unexplained.get_mut(switch) {
+            found.remove(&mcst_id);
+            if found.is_empty() {
+                self.unexplained.remove(switch);
+            }
+        }
+    }
+
+    pub(crate) fn has_unexplained(&self) -> bool {
+        !self.unexplained.is_empty()
+    }
+
+    pub(crate) fn has_unexplained_at(&self, mcst_id: McstId) -> bool {
+        self.unexplained
+            .values()
+            .any(|found| found.contains_key(&mcst_id))
+    }
+
+    pub(crate) fn unexplained_at(&self, switch: &str, mcst_id: McstId) -> Option<&Found> {
+        self.unexplained.get(switch)?.get(&mcst_id)
+    }
+
+    pub(crate) fn unexplained_on(&self, switch: &str) -> impl Iterator<Item = &Found> {
+        self.unexplained
+            .get(switch)
+            .into_iter()
+            .flat_map(BTreeMap::values)
+    }
+
+    /// The first switch that has such rules of a group.
+    pub(crate) fn switch_with_unexplained(&self, group: &str) -> Option<&str> {
+        let has = |found: &BTreeMap<McstId, Found>| found.values().any(|found| found.group == group);
+        let (switch, _) = self.unexplained.iter().find(|(_, found)| has(found))?;
         Some(switch)
     }
 
     /// Why the store may be the wrong one.
     pub(crate) fn wrong_store(&self) -> Option<String> {
         let mut of = self.on.iter().filter(|(_, on)| self.is_new && on.foreign > 0);
-        let (switch, On { foreign, .. }) = of.next()?;
+        let Some((switch, On { foreign, .. })) = of.next() else {
+            let (switch, found) = self.unexplained.first_key_value().filter(|_| self.is_new)?;
+            return Some(format!(
+                "the store of this controller has no groups, but switch {switch} has {} of this controller: start it with the store that \
+                 knows them, or with --init to begin a new one beside them",
+                found.len()
+            ));
+        };
         let more = match of.count() {
             0 => String::new(),
             more => format!(", and {more} more switch(es) have some"),
@@ -165,6 +234,32 @@ mod tests {
         let has = |n| others.have(McstId([10, 200, 0, n].into()));
         assert_eq!([1, 2, 3].map(has), [false, false, true]);
         assert_eq!(others.switch_with(McstId([10, 200, 0, 3].into())), Some("s1"));
+    }
+
+    /// A copy that was made before the first group.
+    #[test]
+    fn what_the_store_does_not_explain_is_a_sign_of_a_wrong_store_too() {
+        let mut others = new(true);
+        let found = |generation| Found {
+            mcst_id: McstId([10, 200, 0, 1].into()),
+            generation,
+            group: "g".into(),
+        };
+        assert_eq!(others.set_unexplained("s1", vec![found(1)]), Some(Vec::new()));
+        assert_eq!(others.set_unexplained("s1", vec![found(1)]), None);
+        others.listed("s0", of(&[]));
+        others.listed("s1", of(&[]));
+        let why = others.wrong_store().unwrap();
+        assert!(why.contains("switch s1 has 1 of this controller: start"), "{why}");
+        assert_eq!(others.switch_with_unexplained("g"), Some("s1"));
+        assert_eq!(others.set_unexplained("s1", vec![found(2)]), Some(Vec::new()));
+        assert_eq!(others.unexplained_on("s1").count(), 1);
+        assert_eq!(
+            others.set_unexplained("s1", Vec::new()),
+            Some(vec![found(2).mcst_id])
+        );
+        others.listed("s1", of(&[]));
+        assert_eq!(others.doubt(), None);
     }
 
     #[test]

@@ -20,6 +20,9 @@ use crate::state::{Cause, Core, Detours, Failure, Kind, Multicast, Phase, Plan, 
 /// Largest group that is planned at once, without another thread.
 const MEMBERS_AT_ONCE: usize = 64;
 
+/// Links of a fabric that is indexed in no time.
+const LINKS_AT_ONCE: usize = 256;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoPlan {
     /// There may be one after further reports of switches.
@@ -39,7 +42,12 @@ impl Core {
             memory: used.saturating_sub(before.memory.max(now.memory)),
             groups: capabilities.groups.saturating_sub(before.groups.max(now.groups)),
         };
-        self.capabilities.insert(switch.into(), (capabilities, foreign));
+        let boot_id = capabilities.boot_id;
+        let before = self.capabilities.insert(switch.into(), (capabilities, foreign));
+        if let Some((before, _)) = before {
+            self.were_restarted
+                .insert(switch.into(), before.boot_id != boot_id);
+        }
     }
 
     /// What all groups use of a switch, without our group `but`.
@@ -251,7 +259,8 @@ impl Draft {
 
     /// Whether the plan takes less time than to hand it to another thread is worth.
     pub(crate) fn is_short(&self) -> bool {
-        self.request.members.len() <= MEMBERS_AT_ONCE && self.topology.is_indexed() && self.load.is_counted()
+        let is_indexed = self.topology.is_indexed() || self.topology.links().nth(LINKS_AT_ONCE).is_none();
+        self.request.members.len() <= MEMBERS_AT_ONCE && is_indexed && self.load.is_short()
     }
 
     /// Whether a plan that was made without the lock is as good as one that is made now.

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use castnet_proto::convert::{connection_to_proto, shown_rule};
 use castnet_proto::v1;
 use castnet_rules::{BitRate, lane_name};
@@ -131,8 +133,16 @@ pub(crate) fn switch(
         memory_bytes_free: said.memory_bytes_max.saturating_sub(used.memory),
         written_off,
         wrong_links: core.facts.wrong_links(name),
+        unknown_groups: unknown_groups(core, name),
         mcst_prefix: filed.and_then(|s| s.mcst_prefix).map(|prefix| prefix.to_string()),
     }
+}
+
+/// Groups of this controller at a switch that its store does not explain.
+pub(crate) fn unknown_groups(core: &Core, switch: &str) -> Vec<String> {
+    let found = core.others.unexplained_on(switch);
+    let names: BTreeSet<&String> = found.map(|found| &found.group).collect();
+    names.into_iter().cloned().collect()
 }
 
 pub(crate) fn host(core: &Core, name: &str) -> Option<v1::Host> {

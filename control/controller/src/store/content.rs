@@ -16,7 +16,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Batch, Entry, Key, REFUSED, STORE_VERSION, Store, StoreError, Table, Write, encode};
+use super::{Batch, Entry, FILE, Key, REFUSED, STORE_VERSION, Store, StoreError, Table, Write, encode};
 use crate::state::kinds::{collective, multicast};
 use crate::state::written_off::WrittenOff;
 use crate::state::{HostRecord, Kind, Record};
@@ -84,9 +84,10 @@ impl Document {
     }
 }
 
-/// Entries about the store itself, not its content: `probe`, the term, of which an import sets the epoch, and whether it was refused.
+/// Entries about the store itself, not its content: `probe`, the term, of which an import sets the epoch, the file where it began, and
+/// whether it was refused.
 fn is_passing(key: &Key) -> bool {
-    key.table == Table::Meta && ["probe", "epoch", "instance", REFUSED].contains(&key.name.as_str())
+    key.table == Table::Meta && ["probe", "epoch", "instance", FILE, REFUSED].contains(&key.name.as_str())
 }
 
 /// The content of a store as text: JSON, sorted by name, values as stored. Equal for equal content. The second value names the entries that
@@ -196,6 +197,7 @@ pub fn check(entries: &Entries) -> Vec<EntryFault> {
             Table::Meta if ["epoch", "instance", REFUSED].contains(&key.name.as_str()) => {
                 check.read::<u64>(key, entry);
             }
+            Table::Meta if key.name == FILE => drop(check.read::<String>(key, entry)),
             Table::Meta if key.name == "owner" => {
                 if check
                     .read::<String>(key, entry)

@@ -33,8 +33,8 @@ pub enum Table {
     Hosts,
     /// McstIDs of groups that were destroyed by force, by McstID.
     WrittenOff,
-    /// Of the controller itself: `owner`; `epoch` and `instance`, its term; `init`, if the store was meant to be new; and `probe`, which
-    /// has no meaning.
+    /// Of the controller itself: `owner`; `epoch` and `instance`, its term, and `file`, where that began; `init`, if the store was meant to
+    /// be new; and `probe`, which has no meaning.
     Meta,
 }
 
@@ -132,6 +132,19 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// The store fails, or an entry has another version than expected; then nothing is written.
     async fn commit(&self, batch: Batch) -> Result<(), StoreError>;
 
+    /// What a copy of it does not share; `None`: it has no copies.
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
+    /// Fails if the next start would not find what was written, as the file was moved or cut. Called now and then while nothing is written.
+    ///
+    /// # Errors
+    /// What was found.
+    async fn check(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// Releases the store for another controller. Later calls fail.
     ///
     /// # Errors
@@ -209,11 +222,14 @@ pub struct Stored {
 /// The entry of [`Table::Meta`] with the epoch that a switch has refused last.
 pub(crate) const REFUSED: &str = "refused";
 
+/// The entry of [`Table::Meta`] with the [identity](Store::identity) of the store at the last start.
+pub(crate) const FILE: &str = "file";
+
 impl Stored {
-    /// Reads everything for a controller that starts: a new store gets `owner`, and the term is the next one. If this
-    /// cannot be written, the controller has the term of the last one. `may_continue`: no other controller has the store
-    /// open. `init`: if it has no groups, this is meant. An entry of a group, a host or a McstID that does not read is set apart: the others
-    /// go on.
+    /// Reads everything for a controller that starts: a new store gets `owner`, and the term is the next one. If this cannot be written,
+    /// the controller has the term of the last one, unless that began on another file: this one is a copy then, and the last controller
+    /// may run. `may_continue`: no other controller has the store open. `init`: if it has no groups, this is meant. An entry of a group,
+    /// a host or a McstID that does not read is set apart: the others go on.
     ///
     /// # Errors
     /// The store fails, an entry about the controller cannot be decoded, or a switch has refused the last controller.
@@ -234,10 +250,17 @@ impl Stored {
         if number(REFUSED)? == Some(epoch) {
             return Err(StoreError::Refused { epoch });
         }
+        let file = store.identity();
+        let key = Key::meta(FILE);
+        let began_on = entries
+            .get(&key)
+            .map(|entry| parse::<String>(&key, entry))
+            .transpose()?;
         let mut new = vec![
             ("epoch", encode(&(epoch + 1))),
             ("instance", encode(&crate::draw())),
         ];
+        new.extend(file.as_ref().map(|file| (FILE, encode(file))));
         if !entries.contains_key(&Key::meta("owner")) {
             new.push(("owner", encode(&owner)));
         }
@@ -253,7 +276,9 @@ impl Stored {
         }
         match store.commit(batch).await {
             Ok(()) => entries.extend(changed),
-            Err(error @ StoreError::Failed { .. }) if may_continue && instance.is_some() => {
+            Err(error @ StoreError::Failed { .. })
+                if may_continue && instance.is_some() && began_on == file =>
+            {
                 tracing::warn!(%error, epoch, "the controller continues the term of the last one");
             }
             Err(error) => return Err(error),

@@ -13,6 +13,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use castnet_proto::part_file;
 use nix::errno::Errno;
@@ -43,6 +44,8 @@ pub struct RedbStore(Arc<File>);
 #[derive(Debug)]
 struct File {
     path: PathBuf,
+    /// Its length after the last access, in bytes; 0: none yet.
+    length: AtomicU64,
     /// Locked during a commit, so that closing waits for it.
     state: Mutex<State>,
 }
@@ -110,14 +113,8 @@ impl RedbStore {
         let opened = file.state.lock().identity();
         file.attempt(None, || {
             let there = OpenOptions::new().write(true).open(&file.path)?;
-            let there = identity(&there.metadata()?);
-            match opened.is_none_or(|opened| opened == there) {
-                true => Ok(()),
-                false => Err(io::Error::other(
-                    "another file stands there now: put back that of this controller, or restart it with the new one",
-                )
-                .into()),
-            }
+            let there = there.metadata()?;
+            Ok(opened.map_or(Ok(()), |opened| file.is_same(opened, &there))?)
         })
     }
 
@@ -165,12 +162,23 @@ impl Store for RedbStore {
             .await
     }
 
+    fn identity(&self) -> Option<String> {
+        let identity = self.0.state.lock().identity();
+        identity.map(|(device, inode)| format!("{device}:{inode}"))
+    }
+
+    async fn check(&self) -> Result<(), StoreError> {
+        self.blocking(|_, _, _| Ok(())).await
+    }
+
     async fn close(&self) -> Result<(), StoreError> {
         let file = self.0.clone();
         // Closed in either case: the thread ends early only with the runtime.
         let closing = tokio::task::spawn_blocking(move || {
             let mut state = file.state.lock();
             *state = State::Closed(state.identity());
+            // To close it may cut it.
+            file.length.store(0, Ordering::Relaxed);
         });
         let _ = closing.await;
         Ok(())
@@ -214,6 +222,7 @@ impl File {
     fn closed(path: &Path) -> Self {
         Self {
             path: path.into(),
+            length: AtomicU64::new(0),
             state: Mutex::new(State::Closed(None)),
         }
     }
@@ -271,7 +280,14 @@ impl File {
         let mut state = self.state.lock();
         // Stays so if `act` panics: then the database is dropped.
         let (database, identity) = match std::mem::replace(&mut *state, State::Failed(Before::new())) {
-            State::Open(database, identity) => (database, identity),
+            State::Open(database, identity) => match self.check_same(identity) {
+                Ok(()) => (database, identity),
+                // It stays open: it may be put back.
+                Err(error) => {
+                    *state = State::Open(database, identity);
+                    return Err(error);
+                }
+            },
             State::Failed(before) => match self.reopen(&before) {
                 Ok(opened) => opened,
                 Err(error) => {
@@ -286,11 +302,36 @@ impl File {
         };
         let mut before = Before::new();
         let done = act(self, &database, &mut before);
+        let length = std::fs::metadata(&self.path).map_or(0, |there| there.len());
+        self.length.store(length, Ordering::Relaxed);
         *state = match done {
             Err(StoreError::Failed { .. }) => State::Failed(before),
             _ => State::Open(database, identity),
         };
         done
+    }
+
+    /// Fails if the open file does not have its name any more, or was cut: what is written there would be gone at the next start.
+    fn check_same(&self, opened: Identity) -> Result<(), StoreError> {
+        self.attempt(
+            None,
+            || Ok(self.is_same(opened, &std::fs::metadata(&self.path)?)?),
+        )
+    }
+
+    fn is_same(&self, opened: Identity, there: &Metadata) -> io::Result<()> {
+        let (before, now) = (self.length.load(Ordering::Relaxed), there.len());
+        if identity(there) != opened {
+            return Err(io::Error::other(
+                "another file stands there now: put back that of this controller, or restart it with the new one",
+            ));
+        }
+        match now < before {
+            true => Err(io::Error::other(format!(
+                "it was cut from {before} to {now} bytes: stop the controller, and restore it from a copy or an export"
+            ))),
+            false => Ok(()),
+        }
     }
 
     fn reopen(&self, before: &Before) -> Result<(Database, Identity), StoreError> {
@@ -403,6 +444,7 @@ fn advice(error: &redb::Error) -> &'static str {
     let error = match error {
         redb::Error::Io(error) => error,
         redb::Error::Corrupted(_) => return ": move it away, then castnet store import it from a copy",
+        redb::Error::DatabaseAlreadyOpen => return " See that no other controller has the same store",
         _ => return "",
     };
     match error.kind() {

@@ -2,6 +2,7 @@
 
 use crate::common::ranks::{Rank, all, all_again, becomes, join_again, shown, vanishes};
 use crate::common::{Calls, Client, Events, Lab, next, refused, two_tiers};
+use castnet_proto::transport::{Security, connect};
 use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase::{Active, Failed, Waiting};
 use tonic::Code;
@@ -190,6 +191,28 @@ async fn a_switch_that_restarts_fails_the_group_by_name() {
     let again = all_again(ranks, &client, 1).await;
     assert_eq!(again.len(), 4);
     assert_eq!(lab.placed(), ["leaf0 job.2", "leaf1 job.2", "spine0 job.2"]);
+}
+
+/// By `castnet group destroy --agent`, or by another controller.
+#[tokio::test(start_paused = true)]
+async fn a_part_that_somebody_removes_is_not_taken_for_a_restart() {
+    let (lab, _controller, client) = two_tiers().await;
+    let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+    all(&mut ranks, Active).await;
+    let mut switches = lab.config.switches.iter();
+    let address = &switches.find(|s| s.name == "leaf1").unwrap().agent;
+    let channel = connect(address, &Security::default()).await.unwrap();
+    let removal = v1::RemoveGroupRequest {
+        mcst_id: lab.rule("leaf1").mcst_id,
+        ..Default::default()
+    };
+    let mut agent = v1::agent_client::AgentClient::new(channel);
+    assert!(agent.remove_group(removal).await.unwrap().into_inner().removed);
+    for state in all(&mut ranks, Failed).await {
+        assert_eq!(state.failed_switch, "leaf1");
+        let says = "switch leaf1 has lost its part: somebody removed it there; its audit log says who";
+        assert_eq!(state.reason, says);
+    }
 }
 
 /// A switch that is only out of reach may well go on: the group stays active, and the ranks hear of it.

@@ -131,6 +131,7 @@ async fn a_join_whose_call_ends_is_withdrawn() {
         }
     };
     assert_eq!(ended.code(), Code::Aborted);
+    assert!(ended.message().contains("another call has joined"), "{ended}");
     let mut receiver = client.join(lab.joining("g", "h2", 17)).await;
     assert_eq!(phase(&last(&mut receiver).await), Active);
     assert_eq!(phase(&last(&mut second).await), Active);

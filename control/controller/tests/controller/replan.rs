@@ -62,6 +62,14 @@ async fn a_group_that_loses_a_link_gets_another_tree_and_goes_on() {
     }
 }
 
+/// A link of the tree over `lost` goes down, while `other` has one down, too: there is no other tree.
+async fn left_without_tree(lab: &Lab, client: &Client, lost: &str, other: &str) -> v1::GroupState {
+    set_link(lab.switch(other), 0, false);
+    until_link(client, other, 0, false).await;
+    set_link(lab.switch("leaf1"), uplink(lost), false);
+    until(client, |state| state.reason.contains("no other tree")).await
+}
+
 /// It says so, and goes on once there is one.
 #[tokio::test(start_paused = true)]
 async fn without_another_tree_a_group_says_what_it_lacks_and_takes_the_next_one() {
@@ -72,10 +80,7 @@ async fn without_another_tree_a_group_says_what_it_lacks_and_takes_the_next_one(
     let generation = group(&client).await.generation;
     let lost = spine(&lab);
     let other = other_than(lost);
-    set_link(lab.switch(other), 0, false);
-    until_link(&client, other, 0, false).await;
-    set_link(lab.switch("leaf1"), uplink(lost), false);
-    let state = until(&client, |state| state.reason.contains("no other tree")).await;
+    let state = left_without_tree(&lab, &client, lost, other).await;
     let says = format!("link leaf1:{} - {lost}:1 is down: port leaf1-p", uplink(lost));
     assert!(state.reason.starts_with(&says), "{}", state.reason);
     assert_eq!((state.phase(), state.generation), (Active, generation));
@@ -84,6 +89,21 @@ async fn without_another_tree_a_group_says_what_it_lacks_and_takes_the_next_one(
     let has_moved = |s: &v1::GroupState| s.generation == generation + 1 && s.reason.is_empty();
     let is_there = |s: &v1::GroupState| has_moved(s) && lab.placed().join(" ").contains(other);
     until(&client, is_there).await;
+}
+
+/// It went on to say that there was no other tree.
+#[tokio::test(start_paused = true)]
+async fn a_group_whose_own_link_is_back_lacks_nothing() {
+    let lab = two_spines().await;
+    let (_controller, client) = lab.start().await;
+    client.create(lab.given("g", &["h0", "h1", "h2"], 17)).await;
+    let generation = group(&client).await.generation;
+    let lost = spine(&lab);
+    let other = other_than(lost);
+    left_without_tree(&lab, &client, lost, other).await;
+    set_link(lab.switch("leaf1"), uplink(lost), true);
+    let state = until(&client, |state| state.reason.is_empty()).await;
+    assert_eq!((state.phase(), state.generation), (Active, generation));
 }
 
 /// What a leaf reports of its neighbours: these spines, by LLDP.

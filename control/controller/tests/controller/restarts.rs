@@ -1,7 +1,10 @@
 //! Controllers that are killed, switches that restart or go away: what is wanted comes about all the same.
 
+use std::time::Duration;
+
 use crate::common::{
-    Calls, Events, Lab, creation, destruction, reaches, refused, refused_field, start, two_tiers, until,
+    Calls, Client, Events, Lab, creation, destruction, in_time, reaches, refused, refused_field, start,
+    two_tiers, until,
 };
 use castnet_controller::store::content::{export, import};
 use castnet_controller::store::redb::{RedbStore, content};
@@ -157,6 +160,47 @@ async fn a_store_that_was_moved_away_is_not_replaced_at_a_reload() {
     controller.check(&config).unwrap();
 }
 
+/// Waits until what is shown of a failure of the store is so.
+async fn store_failure_is(client: &Client, wanted: impl Fn(&str) -> bool) {
+    let looks = async {
+        while !wanted(&client.topology().await.store_failure) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    in_time(looks).await;
+}
+
+/// What is answered would be gone at the next start.
+#[tokio::test(start_paused = true)]
+async fn while_its_store_is_moved_away_or_cut_a_controller_takes_no_changes() {
+    let (lab, _controller, mut client) = two_tiers().await;
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
+    let path = lab.config.store.clone().unwrap();
+    let aside = lab.folder.path().join("aside");
+    std::fs::rename(&path, &aside).unwrap();
+    let moved = client.create_group(creation("k", &["h0", "h2"])).await;
+    refused(moved, Code::Internal, "No such file or directory");
+    std::fs::copy(&aside, &path).unwrap();
+    let copied = client.create_group(creation("k", &["h0", "h2"])).await;
+    refused(copied, Code::Internal, "controller.redb: I/O error: ");
+    store_failure_is(&client, |why| why.contains("another file stands there now")).await;
+    std::fs::rename(&aside, &path).unwrap();
+    store_failure_is(&client, str::is_empty).await;
+    client.create(creation("k", &["h0", "h2"])).await;
+
+    // That is noticed without a change.
+    let whole = std::fs::read(&path).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(whole.len() as u64 / 2).unwrap();
+    store_failure_is(&client, |why| why.contains("it was cut from")).await;
+    let cut = client.create_group(creation("l", &["h0", "h2"])).await;
+    refused(cut, Code::Internal, "restore it from a copy");
+    std::fs::write(&path, whole).unwrap();
+    store_failure_is(&client, str::is_empty).await;
+    client.create(creation("l", &["h0", "h2"])).await;
+    lab.all_did(&["+g.1"], "");
+}
+
 /// A record of the store does not read: the others go on, and nothing is taken from the members of that group.
 #[tokio::test(start_paused = true)]
 async fn a_group_whose_record_does_not_read_is_set_apart() {
@@ -192,44 +236,66 @@ async fn a_group_whose_record_does_not_read_is_set_apart() {
     let store = RedbStore::open(path).unwrap();
     import(&store, &text, true, 1).await.unwrap();
     store.close().await.unwrap();
-    let (_controller, client) = lab.start().await;
+    let (controller, client) = lab.start().await;
     reaches(&client, "k", Active).await;
-    let is_gone = || lab.switch("leaf0").groups() == ["k.1", "new.1"];
-    until("it is removed", is_gone).await;
+    // Only a request to destroy destroys.
+    assert_eq!(lab.switch("leaf0").groups(), ["g.1", "k.1", "new.1"]);
+    refused(client.try_get("g").await, Code::Unavailable, "has rules of it");
+    assert!(
+        client
+            .purge(&controller.owner())
+            .await
+            .contains(&"leaf0 g".into())
+    );
+    assert_eq!(lab.switch("leaf0").groups(), ["k.1", "new.1"]);
+    refused(client.try_get("g").await, Code::NotFound, "");
 }
 
 #[tokio::test(start_paused = true)]
-async fn strangers_rules_stay_and_orphans_of_ours_go() {
+async fn rules_stay_that_the_store_does_not_explain_and_what_it_does_not_want_goes() {
     let (lab, controller, client) = two_tiers().await;
     client.create(lab.given("g", &["h0", "h2"], 17)).await;
+    client.create(lab.given("local", &["h0", "h1"], 18)).await;
     let owner = controller.owner().to_string();
     controller.stop().await;
-    let put = |mcst_id: &str, name: &str, owner: &str| {
+    let put = |switch: &str, mcst_id: &str, name: &str, owner: &str| {
         let group = v1::GroupRule {
             mcst_id: mcst_id.into(),
             name: name.into(),
             generation: 1,
             ..Default::default()
         };
-        lab.switch("leaf0")
+        lab.switch(switch)
             .with(|t| t.groups.insert(mcst_id.into(), (group, owner.into())));
     };
-    put("10.9.0.1", "from-a-file", "");
-    put("10.9.0.2", "of-another", "controller-0");
-    put("10.9.0.3", "orphan", &owner);
-    // And one of ours is missing.
+    put("leaf0", "10.9.0.1", "from-a-file", "");
+    put("leaf0", "10.9.0.2", "of-another", "controller-0");
+    put("leaf0", "10.9.0.3", "orphan", &owner);
+    // One of ours is missing, and one of a known group is where it is not wanted.
     lab.switch("leaf1").with(|t| t.groups.clear());
+    put("leaf1", "10.200.0.2", "local", &owner);
 
-    let (_controller, mut client) = lab.start().await;
+    let (controller, mut client) = lab.start().await;
     // Both were settled before any of this was confirmed.
     let installed = |group: &v1::Group| group.tree.iter().all(|n| n.installed);
     let mut events = Events::of(&client).await;
     while !installed(&reaches(&client, "g", Active).await) {
         events.group("g", Active).await;
     }
-    let expected = ["g.1", "from-a-file.1", "of-another.1"];
+    let expected = ["g.1", "local.1", "from-a-file.1", "of-another.1", "orphan.1"];
     assert_eq!(lab.switch("leaf0").groups(), expected);
     assert_eq!(lab.switch("leaf1").groups(), ["g.1"]);
+    // It may be a group that runs: its name is taken, and operators see it.
+    refused(
+        client.try_get("orphan").await,
+        Code::Unavailable,
+        "leaf0 has rules",
+    );
+    let again = client.create_group(creation("orphan", &["h0", "h2"])).await;
+    refused(again, Code::Unavailable, "leaf0 has rules");
+    let of_switches = client.switches().await.into_iter();
+    let unknown: Vec<_> = of_switches.flat_map(|s| s.unknown_groups).collect();
+    assert_eq!(unknown, ["orphan"]);
     // A group cannot have the address of a stranger, where its tree does not pass that switch either.
     let wanted = v1::CreateGroupRequest {
         mcst_id: Some("10.9.0.1".into()),
@@ -237,6 +303,9 @@ async fn strangers_rules_stay_and_orphans_of_ours_go() {
     };
     let answer = client.create_group(wanted).await;
     refused(answer, Code::AlreadyExists, "on switch leaf0");
+    assert_eq!(client.purge(&controller.owner()).await, ["leaf0 orphan"]);
+    assert_eq!(lab.switch("leaf0").groups(), expected[..4]);
+    refused(client.try_get("orphan").await, Code::NotFound, "");
 }
 
 /// Somebody removes a rule of ours by hand: it comes back.

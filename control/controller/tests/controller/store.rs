@@ -1,11 +1,14 @@
 //! What is on the disk.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
 use castnet_controller::kinds::Kind;
 use castnet_controller::kinds::multicast::record::{JoinedBy, MemberState, Multicast, Seat};
 use castnet_controller::record::Record;
 use castnet_controller::store::memory::MemoryStore;
 use castnet_controller::store::redb::RedbStore;
-use castnet_controller::store::{Key, Store, StoreError, Stored, Table, Write};
+use castnet_controller::store::{Batch, Entry, Key, Store, StoreError, Stored, Table, Write};
 use castnet_proto::convert::new_group_from_proto;
 use castnet_proto::v1;
 use castnet_wire::{McstId, Psn};
@@ -69,6 +72,65 @@ async fn a_store_whose_last_controller_was_refused_takes_another_epoch() {
     }
     store.commit([set("epoch", 1, 7)].into()).await.unwrap();
     assert_eq!(load().await.unwrap().epoch, 8);
+}
+
+/// A store on a full disk, and which file it is.
+#[derive(Debug)]
+struct Full(MemoryStore, Option<&'static str>);
+
+#[tonic::async_trait]
+impl Store for Full {
+    async fn load(&self) -> Result<BTreeMap<Key, Entry>, StoreError> {
+        self.0.load().await
+    }
+
+    async fn commit(&self, _: Batch) -> Result<(), StoreError> {
+        Err(StoreError::Failed {
+            store: "(full)".into(),
+            entry: None,
+            error: "no space left on device".into(),
+        })
+    }
+
+    fn identity(&self) -> Option<String> {
+        self.1.map(Into::into)
+    }
+
+    async fn close(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+/// The controller of the other one may run: both would have the same term, which switches take for one controller.
+#[tokio::test(start_paused = true)]
+async fn a_copy_that_cannot_be_written_does_not_continue_the_term() {
+    let store = MemoryStore::default();
+    assert_eq!(Stored::load(&store, "us", true, false).await.unwrap().epoch, 1);
+    let file = (Key::meta("file"), Write::put(0, br#""1:7""#.to_vec()));
+    store.commit([file].into()).await.unwrap();
+    let load = async |file| {
+        let full = Full(store.clone(), Some(file));
+        Stored::load(&full, "us", true, false).await
+    };
+    assert_eq!(load("1:7").await.unwrap().epoch, 1);
+    assert!(matches!(load("1:8").await, Err(StoreError::Failed { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_notes_at_each_start_which_file_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, copy] = ["c.redb", "copy.redb"].map(|name| folder.path().join(name));
+    let noted = async |path: &Path| {
+        let store = RedbStore::open(path).unwrap();
+        Stored::load(&store, "us", true, false).await.unwrap();
+        let entries = store.load().await.unwrap();
+        store.close().await.unwrap();
+        entries[&Key::meta("file")].value.clone()
+    };
+    let first = noted(path.as_path()).await;
+    assert_eq!(noted(path.as_path()).await, first);
+    std::fs::copy(&path, &copy).unwrap();
+    assert_ne!(noted(copy.as_path()).await, first);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,13 +1,19 @@
 //! Several controllers that have the same store, one after the other or on copies of it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use castnet_controller::store::StoreError;
+use castnet_controller::store::content::{export, import};
+use castnet_controller::store::redb::{RedbStore, content};
+use castnet_controller::store::{Store, StoreError};
 use castnet_controller::{Config, Controller, StartError};
 use castnet_proto::v1;
+use castnet_proto::v1::CollectivePhase;
 use castnet_proto::v1::GroupPhase::Active;
+use tonic::Code;
 
-use crate::common::{Calls, Client, Events, Lab, reaches, start};
+use crate::common::ranks::all;
+use crate::common::{Calls, Client, Events, Lab, creation, join_all, moment, reaches, refused, start};
 
 /// The lab's configuration, with a copy of its store. Switches are looked at all the time.
 fn on_a_copy(lab: &Lab) -> Config {
@@ -60,6 +66,68 @@ async fn of_two_controllers_on_copies_of_a_store_the_first_has_the_switches() {
     reaches(&client, "g", Active).await;
     lab.all_did(&["+g.1", "+h.1"], "");
     assert!(client.topology().await.switches.iter().all(|s| s.reachable));
+}
+
+/// A copy that was made in the present term has the next epoch, as the store itself would have: no fence sees that it is older.
+#[tokio::test(start_paused = true)]
+async fn an_older_copy_of_the_store_ends_no_group() {
+    let lab = Lab::two_tiers().await;
+    let (right, client) = lab.start().await;
+    client.create(creation("later", &["h1", "h3"])).await;
+    let copy = on_a_copy(&lab);
+    let joining = |qpn| ["h1", "h3"].map(|host| lab.joining("later", host, qpn));
+    let members = join_all(&client, joining(18)).await;
+    client.create(lab.given("g", &["h0", "h2"], 17)).await;
+    let mut ranks = lab.ranks(&client, "job", 2, 19).await;
+    all(&mut ranks, CollectivePhase::Active).await;
+    let (before, owner) = (lab.placed(), right.owner());
+    right.stop().await;
+    drop(members);
+
+    let (wrong, other) = start(copy).await;
+    let back = v1::InitGroupRequest {
+        returns_to: Some(1),
+        ..ranks[0].request.clone()
+    };
+    for _ in 0..2 {
+        // Before and after it has seen what the switches have.
+        let not_known = "not known yet";
+        refused(other.try_get("g").await, Code::Unavailable, not_known);
+        let returned = other.clone().init_group(back.clone()).await;
+        refused(returned, Code::Unavailable, not_known);
+        moment().await;
+    }
+    let switches = other.switches().await.into_iter();
+    let unknown: BTreeSet<_> = switches.flat_map(|s| s.unknown_groups).collect();
+    assert_eq!(unknown.into_iter().collect::<Vec<_>>(), ["g", "job", "later"]);
+    // It knows this one, as it was before all had joined, and does not begin it.
+    let mut calls = Vec::new();
+    for request in joining(18) {
+        calls.push(other.join(request).await);
+    }
+    moment().await;
+    let later = other.get("later").await.state.unwrap();
+    assert_eq!((later.phase(), later.generation), (v1::GroupPhase::Registered, 0));
+    // Its new groups take no address of those.
+    let new = other.create(lab.given("x", &["h0", "h1"], 20)).await;
+    assert_eq!(new.mcst_id, "10.200.0.4");
+    let placed = lab.placed();
+    assert!(before.iter().all(|rule| placed.contains(rule)), "{placed:?}");
+    wrong.stop().await;
+
+    // Switches have heard of its epoch: the right one is imported to take over.
+    let path = lab.config.store.as_ref().unwrap();
+    let (text, left_out) = export(&content(path).unwrap());
+    assert!(left_out.is_empty(), "{left_out:?}");
+    let store = RedbStore::open(path).unwrap();
+    import(&store, &text, true, 9).await.unwrap();
+    store.close().await.unwrap();
+    let (right, client) = lab.start().await;
+    assert_eq!(right.owner(), owner);
+    reaches(&client, "g", Active).await;
+    reaches(&client, "later", Active).await;
+    assert_eq!(client.purge(&owner).await, ["leaf0 x"]);
+    assert_eq!(lab.placed(), before);
 }
 
 /// A copy of the store of a controller that runs has a larger epoch when it starts: the older controller changes nothing

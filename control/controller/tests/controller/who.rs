@@ -300,14 +300,24 @@ async fn nobody_takes_the_place_of_a_member_beside_its_group() {
         ..Default::default()
     };
     let members = |rank| exchange(rank, ExchangeAmong::Members);
-    for rank in 0..3 {
-        let (place, host) = (
-            format!("rank {rank} beside group \"g\""),
-            format!("host \"h{rank}\""),
-        );
-        denied(h3.exchange(members(rank)).await, &["h3 (host", &place, &host]);
+    for among in [ExchangeAmong::Members, ExchangeAmong::Outside] {
+        for (rank, size) in [(0, 2), (0, 3), (1, 3), (2, 3), (0, 4)] {
+            let call = v1::ExchangeRequest {
+                size,
+                ..exchange(rank, among)
+            };
+            let status = refused(h3.exchange(call).await, Code::PermissionDenied, "no member");
+            let said = status.message();
+            assert!(
+                !["h0", "h1", "h2"].into_iter().any(|h| said.contains(h)),
+                "{said}"
+            );
+        }
     }
-    denied(h1.exchange(members(0)).await, &["rank 0"]);
+    denied(
+        h1.exchange(members(0)).await,
+        &["rank 0 beside group \"g\"", "host \"h0\""],
+    );
     denied(h1.exchange(members(2)).await, &["rank 2"]);
     let other_size = v1::ExchangeRequest {
         size: 2,

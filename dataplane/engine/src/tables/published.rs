@@ -35,7 +35,8 @@ impl Owners {
     }
 }
 
-/// The hosts next to a switch that are members of its groups, each with its port and number of groups; as cheap as [`Owners`].
+/// The hosts next to a switch that are members of its groups, except of those that hosts register, each with its port and number of
+/// groups; as cheap as [`Owners`].
 #[derive(Clone, Debug, Default)]
 pub struct Members(MapM<(PortId, Ipv4Addr), u32>);
 

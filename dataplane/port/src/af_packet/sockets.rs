@@ -17,6 +17,7 @@ use crate::port::{Sides, frame_max};
 use crate::spec::OpenError;
 
 const GENERAL: &str = "is AF_PACKET in this kernel, and is this an Ethernet interface?";
+const DESCRIPTORS: &str = "raise the limit of open files: ulimit -n, LimitNOFILE";
 
 /// An interface that exists.
 #[derive(Debug)]
@@ -32,7 +33,8 @@ impl Interface {
     /// The interface that has the name now.
     pub(super) fn find(spec: &AfPacketSpec) -> Result<Self, OpenError> {
         let name = spec.interface.as_str();
-        let index = if_nametoindex(name).map_err(|_| OpenError::NoSuchInterface(spec.interface.clone()))?;
+        let index = if_nametoindex(name);
+        let index = index.map_err(|errno| failed(spec, "find it", GENERAL)(errno.into()))?;
         let control = Self::control(spec)?;
         sys::bind(&control, index, false).map_err(failed(spec, "bind", GENERAL))?;
         Ok(Self {
@@ -60,11 +62,14 @@ fn failed<'a>(
         Some(libc::EPERM | libc::EACCES) => OpenError::NoPermission {
             interface: spec.interface.clone(),
         },
-        _ => OpenError::SetUp {
+        errno => OpenError::SetUp {
             interface: spec.interface.clone(),
             step,
             source,
-            hint,
+            hint: match errno {
+                Some(libc::EMFILE | libc::ENFILE) => DESCRIPTORS,
+                _ => hint,
+            },
         },
     }
 }
@@ -241,5 +246,29 @@ fn take<T>(
     match (vlan, bytes.split_at_checked(12)) {
         (Some(tag), Some((addresses, rest))) => with(&[addresses, &tag, rest]),
         _ => with(&[bytes]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_interface_that_is_not_there_is_missing() {
+        let spec = AfPacketSpec::new("h1");
+        let text = |errno| failed(&spec, "find it", GENERAL)(io::Error::from_raw_os_error(errno)).to_string();
+        for missing in [libc::ENODEV, libc::ENXIO] {
+            assert!(
+                text(missing).starts_with("no interface `h1`"),
+                "{}",
+                text(missing)
+            );
+        }
+        let full = text(libc::EMFILE);
+        assert!(
+            full.contains("(find it): Too many open files") && full.ends_with(DESCRIPTORS),
+            "{full}"
+        );
+        assert!(text(libc::EINVAL).ends_with(GENERAL));
     }
 }

@@ -3,6 +3,7 @@
 mod collectives;
 mod common;
 mod moving;
+mod neighbours;
 mod pfc;
 mod switch;
 mod workers;

@@ -100,6 +100,13 @@ fn refused(status: tonic::Status, show: &str) -> Failure {
     let mut failure = Failure::from(status);
     failure.what = flags().sentence(&failure.what);
     match code {
+        // Of this host, not of the job.
+        tonic::Code::AlreadyExists if failure.what.contains("is the address of host") => failure.next(
+            "give --name as the controller knows this host, or the address of this host: --ip; castnet topology lists both",
+        ),
+        tonic::Code::AlreadyExists if failure.what.ends_with("is a switch") => {
+            failure.next("give --name another name: castnet topology lists those of switches")
+        }
         tonic::Code::AlreadyExists => failure.next(format!("{show} lists its members; or use another --job")),
         tonic::Code::InvalidArgument => failure.next(format!(
             "give all ranks the same flags; {show} lists the settings of the group, castnet topology the hosts"
@@ -124,6 +131,15 @@ mod tests {
         let all: Vec<_> = (0..1000).map(rank).collect();
         assert!(names(&all).ends_with("rank 15 and 984 more"), "{}", names(&all));
         assert_eq!(names(&all[..2]), "rank 0, rank 1");
+    }
+
+    #[test]
+    fn an_address_of_another_host_is_no_fault_of_the_job() {
+        let message = "ip: 10.0.0.1 is the address of host \"h1\"".to_owned();
+        let code = tonic::Code::AlreadyExists;
+        let error = CommError::Controller(ControllerError::Status { code, message });
+        let next = failure(error, "job").next.expect("a next step");
+        assert!(next.contains("--name") && !next.contains("--job"), "{next}");
     }
 
     #[test]

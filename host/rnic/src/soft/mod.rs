@@ -401,6 +401,12 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
             .checked_next_multiple_of(VA_STEP)
             .and_then(|span| va.checked_add(span)?.checked_add(VA_STEP));
         let va_next = span.ok_or(MemoryError::Wraps { va, length })?;
+        // A length that cannot be had would end the process. The pages of `vec!` are taken when they are used; those of a filled one, now.
+        let mut room = Vec::<u8>::new();
+        let reserved = room.try_reserve_exact(length);
+        reserved.map_err(|_| RnicError::NoMemory { length })?;
+        // A compiler leaves out what nobody uses.
+        drop(std::hint::black_box(room));
         let key = self.endpoint.register_memory(va, vec![0; length], access)?;
         self.va_next = va_next;
         Ok(MemoryRegion {

@@ -31,8 +31,10 @@ pub enum StreamError {
         reason: &'static str,
     },
     /// The source has more or fewer bytes than declared.
-    #[error("the stream was declared with {declared} bytes and has {found}{}", if *.is_end { "" } else { " or more" })]
+    #[error("the stream {name:?} was declared with {declared} bytes and has {found}{}", if *.is_end { "" } else { " or more" })]
     Length {
+        /// As in its header: the name of the file.
+        name: String,
         /// The declared number of bytes.
         declared: u64,
         /// The number of bytes so far.

@@ -96,6 +96,7 @@ impl OpenStream {
     pub(super) fn check_length(&self, found: u64, is_end: bool) -> Result<(), StreamError> {
         match self.header.length {
             Some(declared) if found > declared || is_end && found < declared => Err(StreamError::Length {
+                name: self.header.name.clone(),
                 declared,
                 found,
                 is_end,

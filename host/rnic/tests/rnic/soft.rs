@@ -66,6 +66,11 @@ fn invalid_requests_are_refused() {
         rnic.connect_qp(other, &nowhere, NO_WAIT),
         Err(RnicError::Unreachable { .. })
     ));
+    // More than an allocation may have.
+    assert!(matches!(
+        rnic.register_memory(isize::MAX as usize + 1, Access::LOCAL),
+        Err(RnicError::NoMemory { .. })
+    ));
     let region = rnic.register_memory(10, Access::LOCAL).unwrap();
     assert!(matches!(
         rnic.write_memory(region.key, 8, &[0; 3]),

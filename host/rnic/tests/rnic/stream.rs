@@ -282,6 +282,7 @@ fn a_stream_that_differs_from_its_header_is_refused() {
     ));
     assert_eq!(sender.write(left, b"abc").unwrap(), 3);
     let short = StreamError::Length {
+        name: "four".to_owned(),
         declared: 4,
         found: 3,
         is_end: true,

@@ -11,7 +11,7 @@ use serde_json::Value;
 /// No group fits into the leaf of h4 to h6.
 fn flags(switch: &str) -> &'static [&'static str] {
     match switch {
-        "leaf2" => &["--memory", "1"],
+        "leaf2" => &["--memory", "1KiB"],
         _ => &[],
     }
 }

@@ -107,8 +107,10 @@ impl Job {
             let (here, part, (go, gone)) = (here.clone(), part.clone(), channel());
             job.go.push(go);
             let run = move || {
+                let number = config.rank;
                 let mut rank = Rank::connect(config, here, gone)?;
-                part(&mut rank)?;
+                // The others wait for it until the test ends.
+                part(&mut rank).inspect_err(|error| eprintln!("rank {number}: {error:#}"))?;
                 rank.comm.close()?;
                 Ok(())
             };

@@ -7,7 +7,7 @@ use castnet_e2e::{Lab, Transfer};
 use crate::turns;
 
 /// No group fits into the switch, as with too little memory (Cepheus, V.D).
-const FULL: [&str; 2] = ["--memory", "1"];
+const FULL: [&str; 2] = ["--memory", "1KiB"];
 const RECEIVERS: [&str; 3] = ["h2", "h3", "h4"];
 
 fn transfer(group: &str) -> Transfer<'_> {

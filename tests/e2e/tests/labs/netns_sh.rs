@@ -336,7 +336,16 @@ fn the_times_of_relays_are_measured_and_stand_beside_those_of_hosts() -> Result<
     let lab = Lab::up("times", &["relays", "--hosts", "4"])?;
     let out = lab.run(
         "calibrate",
-        &["--bytes", "1K,1M", "--output", "json", "--iters", "50"],
+        &[
+            "--bytes",
+            "1K,1M",
+            "--output",
+            "json",
+            "--iters",
+            "50",
+            "--qp-timeout",
+            "18",
+        ],
     )?;
     let found: Value = serde_json::from_slice(&out.stdout)?;
     let [hop, copy, latency] =
@@ -635,6 +644,24 @@ fn what_is_wrong_with_a_lab_is_named() -> Result<()> {
         out.stdout.is_empty() && text.contains(&format!("no lab {}", lab.name)),
         "{out:?}"
     );
+    for ranks in ["0", "x", "08", "-1"] {
+        for verb in ["allreduce", "bench"] {
+            let out = lab.command(verb, &[]).env("RANKS", ranks).output()?;
+            let text = String::from_utf8_lossy(&out.stderr);
+            ensure!(
+                !out.status.success() && text.contains(&format!("not \"{ranks}\"")),
+                "{verb}: {text}"
+            );
+        }
+    }
+    for name in ["switch/", "../castnet-switch", "a b", "."] {
+        let out = lab.command("status", &[]).env("LAB", name).output()?;
+        let text = String::from_utf8_lossy(&out.stderr);
+        ensure!(
+            !out.status.success() && text.contains("letters, digits"),
+            "{name}: {text}"
+        );
+    }
     // Without the refusal, this verb would do no harm to a service of this machine.
     for service in ["switch", "controller"] {
         let out = lab.command("status", &[]).env("LAB", service).output()?;

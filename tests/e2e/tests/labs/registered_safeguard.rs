@@ -136,7 +136,7 @@ fn the_source_has_no_fallback(lab: &Lab) -> Result<()> {
 
 #[test]
 fn a_registration_that_a_switch_refuses_goes_from_host_to_host_or_is_an_error() {
-    let flags = [&MRP[..], &["--memory", "1", "--fault", "loss=1%,seed=42"]].concat();
+    let flags = [&MRP[..], &["--memory", "1KiB", "--fault", "loss=1%,seed=42"]].concat();
     lab::in_lab("fallback without a controller", STAR, &flags, |lab| {
         it_goes_from_host_to_host(lab)?;
         one_receiver_has_no_fallback(lab)?;

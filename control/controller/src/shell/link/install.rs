@@ -5,15 +5,25 @@ use castnet_proto::v1;
 use castnet_rules::GroupRule;
 use castnet_wire::McstId;
 use tokio::sync::oneshot;
-use tonic::Code;
+use tonic::{Code, Status};
 
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
 use crate::shell::shared::Shared;
-use crate::state::{Core, Entry};
+use crate::state::{Core, Entry, unexplained};
 
 pub(super) struct Asked {
     group: String,
     done: oneshot::Sender<Result<(), SwitchError>>,
+}
+
+/// What belongs on a switch of a group.
+#[derive(Default)]
+struct Part {
+    rules: Vec<GroupRule>,
+    /// Addresses of rules that the switch may have.
+    mcst_ids: Vec<McstId>,
+    /// Why nothing is done there.
+    kept: Option<String>,
 }
 
 /// Endpoints of rules that are made while the lock is held.
@@ -74,33 +84,46 @@ impl Link {
     ) -> Result<Vec<Result<(), SwitchError>>, SwitchError> {
         let mut client = self.client(shared).await?;
         let switch = &self.config.name;
-        // The wanted rules, and the addresses of rules that the switch may have.
         let on = |core: &Core, asked: &Asked| {
-            let record = core.groups.get(&asked.group).map(Entry::record);
-            let both = record.map(|r| (r.wanted_on(switch), r.mcst_ids_left_on(switch)));
-            both.unwrap_or_default()
+            let Some(record) = core.groups.get(&asked.group).map(Entry::record) else {
+                return Part::default();
+            };
+            let mcst_ids = record.mcst_ids_left_on(switch);
+            let mut lanes = mcst_ids.iter();
+            let kept = lanes.find_map(|lane| core.others.unexplained_at(switch, *lane));
+            Part {
+                rules: record.wanted_on(switch),
+                kept: kept.map(unexplained::kept),
+                mcst_ids,
+            }
         };
-        let mut groups: Vec<(Vec<GroupRule>, Vec<McstId>)> = Vec::new();
+        let mut groups: Vec<Part> = Vec::new();
         while groups.len() < asked.len() {
             let left = asked.iter().skip(groups.len());
             let read = |core: &Core| {
-                some(left.clone().map(|asked| on(core, asked)), |(rules, _)| {
-                    rules.as_slice()
+                some(left.clone().map(|asked| on(core, asked)), |part| {
+                    part.rules.as_slice()
                 })
             };
             groups.extend(shared.read(read).await?);
         }
         // Removals first, as they make room.
         let mut results = Vec::new();
-        for (wanted, mcst_ids) in &groups {
-            results.push(match (wanted.is_empty(), results.last()) {
-                (false, _) => Ok(()),
-                (true, Some(Err(lost @ SwitchError::Unreachable(_)))) => Err(lost.clone()),
-                (true, _) => self.remove(&mut client, shared, mcst_ids, None).await,
+        for part in &groups {
+            results.push(match (&part.kept, part.rules.is_empty(), results.last()) {
+                (Some(reason), ..) => {
+                    let refused = Status::failed_precondition(reason.as_str());
+                    Err(SwitchError::Refused(Box::new(refused)))
+                }
+                (None, false, _) => Ok(()),
+                (None, true, Some(Err(lost @ SwitchError::Unreachable(_)))) => Err(lost.clone()),
+                (None, true, _) => self.remove(&mut client, shared, &part.mcst_ids, None).await,
             });
         }
-        let rules = (0..).zip(groups);
-        let rules = rules.flat_map(|(at, (lanes, _))| lanes.into_iter().map(move |rule| (at, rule)));
+        let rules = (0..).zip(groups).flat_map(|(at, part)| {
+            let rules = part.kept.is_none().then_some(part.rules);
+            rules.into_iter().flatten().map(move |rule| (at, rule))
+        });
         let (of, rules): (Vec<usize>, Vec<GroupRule>) = rules.unzip();
         let installed = self.install(&mut client, shared, &rules).await;
         for (at, installed) in of.into_iter().zip(installed) {

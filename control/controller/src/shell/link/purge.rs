@@ -1,14 +1,16 @@
-//! What other owners have on the switches, and its removal.
+//! What other owners have on the switches, and what this one has there that its store does not have; and its removal.
 
 use std::sync::Arc;
 
-use castnet_proto::convert::Invalid;
+use castnet_proto::convert::{Invalid, mcst_id_from_proto};
 use castnet_proto::v1;
 use tokio::task::JoinSet;
 
+use super::reconcile::found;
 use super::{Link, SwitchError, call};
 use crate::error::Refusal;
 use crate::shell::shared::Shared;
+use crate::state::Core;
 
 impl Shared {
     /// Asks all switches at the same time. Ends with the call of the client.
@@ -16,17 +18,11 @@ impl Shared {
         self: &Arc<Self>,
         request: v1::PurgeGroupsRequest,
     ) -> Result<v1::PurgeGroupsResponse, Refusal> {
-        match &request.owner {
-            None if request.remove => {
-                return Err(Invalid::missing("owner", "whose groups are to be removed").into());
-            }
-            Some(owner) if *owner == self.term.owner => {
-                let why = "is this controller: destroy its groups by name";
-                return Err(Invalid::out_of_range("owner", owner, why).into());
-            }
-            _ => {}
+        if request.remove && request.owner.is_none() {
+            return Err(Invalid::missing("owner", "whose groups are to be removed").into());
         }
-        if let Some(owner) = request.owner.as_ref().filter(|_| request.remove) {
+        let of_others = |owner: &&String| request.remove && **owner != self.term.owner;
+        if let Some(owner) = request.owner.as_ref().filter(of_others) {
             // Also where no switch has any more: members may wait for that owner.
             self.lock().others.purge(owner);
         }
@@ -42,7 +38,7 @@ impl Shared {
 }
 
 impl Link {
-    async fn purge(&self, shared: &Shared, request: &v1::PurgeGroupsRequest) -> v1::LeftOnSwitch {
+    async fn purge(&self, shared: &Arc<Shared>, request: &v1::PurgeGroupsRequest) -> v1::LeftOnSwitch {
         let mut left = v1::LeftOnSwitch {
             switch_name: self.config.name.clone(),
             ..Default::default()
@@ -55,31 +51,27 @@ impl Link {
 
     async fn try_purge(
         &self,
-        shared: &Shared,
+        shared: &Arc<Shared>,
         request: &v1::PurgeGroupsRequest,
         left: &mut v1::LeftOnSwitch,
     ) -> Result<(), SwitchError> {
-        let is_meant = |owner: &String| match &request.owner {
-            Some(wanted) => wanted == owner,
-            None => *owner != shared.term.owner,
-        };
+        let own = &shared.term.owner;
+        let is_asked_for = |owner: &String| request.owner.as_ref().is_none_or(|wanted| wanted == owner);
         let mut client = self.client(shared).await?;
         let brief = v1::ListGroupsRequest {
             mcst_id: None,
             brief: true,
         };
         let listed = call(shared, client.list_groups(brief)).await?;
-        for v1::InstalledGroup { rule, owner, .. } in listed.groups {
-            if let Some(rule) = rule.filter(|_| is_meant(&owner)) {
-                left.groups.push(v1::LeftGroup {
-                    name: rule.name,
-                    mcst_id: rule.mcst_id,
-                    generation: rule.generation,
-                    owner,
-                    removed: false,
-                });
-            }
-        }
+        let listed = listed
+            .groups
+            .into_iter()
+            .filter(|group| is_asked_for(&group.owner));
+        left.groups = {
+            let core = shared.lock();
+            let listed = listed.filter(|group| group.owner != *own || self.is_unexplained(&core, group));
+            listed.filter_map(left_group).collect()
+        };
         let groups = left.groups.iter_mut();
         for group in groups.take_while(|_| request.remove) {
             shared.may_change().await?;
@@ -92,12 +84,19 @@ impl Link {
             call(shared, client.remove_group(removal)).await?;
             group.removed = true;
             let (switch, name, owner) = (&left.switch_name, &group.name, &group.owner);
-            tracing::warn!(switch, group = name, owner, "removed what another owner had left");
+            tracing::warn!(switch, group = name, owner, "removed by a purge");
+            if owner == own
+                && let Ok(mcst_id) = mcst_id_from_proto("mcst_id", &group.mcst_id)
+            {
+                let mut core = shared.lock();
+                core.purged(switch, mcst_id);
+                self.tell(&mut core);
+            }
         }
         let listed = call(shared, client.list_routes(v1::ListRoutesRequest {})).await?;
         for v1::Route { prefix, owner, .. } in listed.routes {
             // A route without an owner is an operator's.
-            if owner.is_empty() || !is_meant(&owner) {
+            if owner.is_empty() || owner == *own || !is_asked_for(&owner) {
                 continue;
             }
             if request.remove {
@@ -111,4 +110,27 @@ impl Link {
         }
         Ok(())
     }
+
+    fn is_unexplained(&self, core: &Core, group: &v1::InstalledGroup) -> bool {
+        let found = group.rule.as_ref().and_then(found);
+        found.is_some_and(|found| {
+            !core.set_apart.contains_key(&found.group) && core.is_unexplained(&self.config.name, &found)
+        })
+    }
+}
+
+fn left_group(v1::InstalledGroup { rule, owner, .. }: v1::InstalledGroup) -> Option<v1::LeftGroup> {
+    let v1::GroupRule {
+        name,
+        mcst_id,
+        generation,
+        ..
+    } = rule?;
+    Some(v1::LeftGroup {
+        name,
+        mcst_id,
+        generation,
+        owner,
+        removed: false,
+    })
 }

@@ -11,8 +11,8 @@ use castnet_wire::McstId;
 use super::install::some;
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
 use crate::shell::shared::Shared;
-use crate::state::Core;
 use crate::state::reconcile::{Found, Version, diff};
+use crate::state::{Core, Effect, unexplained, view};
 
 struct Part<'n> {
     name: &'n str,
@@ -20,11 +20,13 @@ struct Part<'n> {
     /// Whether the switch has all lanes except those that it lacks.
     has_rest: bool,
     lacks: usize,
+    /// Why nothing is done there.
+    kept: Option<String>,
 }
 
 impl Link {
-    /// Installs all missing rules and removes ours that are not wanted. Requests of drivers wait meanwhile, so the
-    /// result of the query stays true.
+    /// Installs all missing rules and removes ours that are not wanted, if the store explains them. Requests of drivers wait meanwhile, so
+    /// the result of the query stays true.
     pub(super) async fn reconcile(
         &self,
         shared: &Arc<Shared>,
@@ -42,13 +44,14 @@ impl Link {
             (
                 wanted(core, switch),
                 of_others_now(core, &found),
-                unknown(core, &found),
+                kept(core, switch),
             )
         };
-        let ((names, wanted), replaced, unknown) = shared.read(read).await?;
+        let ((names, wanted), replaced, kept) = shared.read(read).await?;
         found.retain(|rule| !replaced.contains_key(&rule.mcst_id));
         let mut diff = diff(&wanted, &found);
         diff.removals.extend(replaced);
+        diff.installs.retain(|mcst_id| !kept.contains(mcst_id));
         tracing::debug!(switch, ?diff, "reconciling");
         // A refusal concerns only what was refused.
         let unless_lost = |done: Result<(), SwitchError>| match done {
@@ -56,14 +59,9 @@ impl Link {
             done => Ok(done.err()),
         };
         // Addresses of rules that the switch may have afterwards. A group may end meanwhile: its driver waits for the turn.
-        let mut may_stay: BTreeSet<McstId> = wanted.into_keys().collect();
+        let mut may_stay: BTreeSet<McstId> = wanted.into_keys().chain(kept).collect();
         for (mcst_id, generation) in diff.removals {
-            match unknown.get(&mcst_id) {
-                Some(group) => {
-                    tracing::warn!(switch, %mcst_id, generation, group, "removing the rules of a group that the store does not have");
-                }
-                None => tracing::info!(switch, %mcst_id, generation, "removing what is not wanted"),
-            }
+            tracing::info!(switch, %mcst_id, generation, "removing what is not wanted");
             let mcst_ids = [mcst_id];
             let removed = self.remove(client, shared, &mcst_ids, Some(generation));
             if let Some(error) = unless_lost(removed.await)? {
@@ -96,38 +94,60 @@ impl Link {
     }
 
     /// Returns the groups of this controller, and notes what else the switch has. That stays as it is: it is of other owners (rule files,
-    /// operators, other controllers), or of groups whose records do not read.
+    /// operators, other controllers), of groups whose records do not read, or what the store does not explain.
     fn sort(&self, core: &mut Core, own: &str, listed: v1::ListGroupsResponse) -> Vec<Found> {
-        let (mut ours, mut others) = (Vec::new(), Vec::new());
+        let switch = &self.config.name;
+        let (mut ours, mut others, mut unexplained) = (Vec::new(), Vec::new(), Vec::new());
         for v1::InstalledGroup { rule, owner, .. } in listed.groups {
             let Some(rule) = rule else { continue };
-            let Ok(mcst_id) = mcst_id_from_proto("mcst_id", &rule.mcst_id) else {
-                continue;
-            };
-            let (generation, is_own) = (rule.generation, owner == own);
-            let group = lane_of(&rule.name).map_or(&*rule.name, |(group, _)| group);
-            match is_own && !core.set_apart.contains_key(group) {
-                true => ours.push(Found {
-                    mcst_id,
-                    generation,
-                    group: group.to_owned(),
-                }),
+            let Some(found) = found(&rule) else { continue };
+            if owner != own {
                 // Groups of rule files have no owner.
-                false => others.push((mcst_id, !is_own && !owner.is_empty())),
+                others.push((found.mcst_id, !owner.is_empty()));
+            } else if core.set_apart.contains_key(&found.group) {
+                others.push((found.mcst_id, false));
+            } else if core.is_unexplained(switch, &found) {
+                unexplained.push(found);
+            } else {
+                ours.push(found);
             }
         }
-        let switch = &self.config.name;
         let is_first = core.others.unasked().any(|unasked| unasked == switch);
+        let is_news = core.note_unexplained(switch, unexplained);
         if core.others.listed(switch, others.into_iter())
             && let Some(reason) = core.others.wrong_store()
         {
             tracing::error!(switch, "{reason}");
         }
+        if is_news {
+            self.warn_of_unexplained(core);
+            self.tell(core);
+        }
         if is_first {
-            // Calls wait for it.
+            // Calls wait for it, and so do routes of groups.
             core.reported();
+            if !core.waits_for_lists() {
+                let routers = core.programmable_routers().into_iter();
+                core.effects.extend(routers.map(Effect::SyncRoutes));
+                core.refine_all();
+            }
         }
         ours
+    }
+
+    /// The store may be an older copy, whose controller would end the groups that were created since.
+    fn warn_of_unexplained(&self, core: &mut Core) {
+        let switch = &self.config.name;
+        let names = view::unknown_groups(core, switch);
+        if !names.is_empty() && core.may_warn(switch) {
+            let groups = view::first_of(&names, Clone::clone);
+            tracing::warn!(
+                switch,
+                groups,
+                "the switch has rules of this controller that its store does not have, and keeps them: start it with the store that has \
+                 them, or see castnet group purge"
+            );
+        }
     }
 
     /// Installs the missing rules of these groups, and notes their state there.
@@ -162,9 +182,14 @@ impl Link {
             generation,
             has_rest,
             lacks,
+            kept,
         } in parts
         {
             let refused: Vec<SwitchError> = installed.by_ref().take(lacks).filter_map(Result::err).collect();
+            if let Some(reason) = kept {
+                core.unsettled(switch, name, &reason);
+                continue;
+            }
             if let Some(error) = refused.first() {
                 core.unsettled(switch, name, &error.failure(switch).reason);
             }
@@ -173,6 +198,16 @@ impl Link {
         core.settled(switch, names, &settled, may_stay);
         Ok(())
     }
+}
+
+/// `None`: the rule does not read.
+pub(super) fn found(rule: &v1::GroupRule) -> Option<Found> {
+    let group = lane_of(&rule.name).map_or(&*rule.name, |(group, _)| group);
+    Some(Found {
+        mcst_id: mcst_id_from_proto("mcst_id", &rule.mcst_id).ok()?,
+        generation: rule.generation,
+        group: group.to_owned(),
+    })
 }
 
 /// What a switch lacks of a group, with the rules. `None`: no rules belong there.
@@ -190,11 +225,14 @@ fn part<'n>(
         rules.retain(|rule| lacking.contains(&rule.mcst_id));
     }
     let has = |lane| lacking.contains(&lane) || ours.get(&lane) == Some(&generation);
+    let mut lanes = record.mcst_ids_on(switch);
+    let kept = lanes.find_map(|lane| core.others.unexplained_at(switch, lane));
     let part = Part {
         name,
         generation,
         has_rest: record.mcst_ids_on(switch).all(has),
         lacks: rules.len(),
+        kept: kept.map(unexplained::kept),
     };
     Some((part, rules))
 }
@@ -209,13 +247,10 @@ fn of_others_now(core: &Core, found: &[Found]) -> BTreeMap<McstId, u64> {
     others.map(|rule| (rule.mcst_id, rule.generation)).collect()
 }
 
-/// Groups of which the store knows nothing, as after an older export was imported, by their McstIDs.
-fn unknown(core: &Core, found: &[Found]) -> BTreeMap<McstId, String> {
-    let is_unknown = |rule: &&Found| {
-        core.groups.get(&rule.group).is_none() && !core.written_off.contains_key(&rule.mcst_id)
-    };
-    let unknown = found.iter().filter(is_unknown);
-    unknown.map(|rule| (rule.mcst_id, rule.group.clone())).collect()
+/// Addresses of rules that the store does not explain.
+fn kept(core: &Core, switch: &str) -> BTreeSet<McstId> {
+    let found = core.others.unexplained_on(switch);
+    found.map(|found| found.mcst_id).collect()
 }
 
 /// The groups of a switch, and the desired versions there, by the address of each lane.
@@ -234,7 +269,6 @@ fn wanted(core: &Core, switch: &str) -> (Vec<String>, BTreeMap<McstId, Version>)
 mod tests {
     use super::*;
     use crate::state::core::tests::{core, join};
-    use crate::state::written_off::WrittenOff;
 
     /// As after a store was restored from a backup: the address that a forgotten group had was given to another one.
     #[test]
@@ -251,14 +285,5 @@ mod tests {
         let removed = |rule: Found| of_others_now(&core, &[rule]).contains_key(&own);
         assert!(!removed(found(own, "job")) && removed(found(own, "g")));
         assert!(of_others_now(&core, &[found(other, "g")]).is_empty());
-        // Only an end that nobody has asked for is worth a warning.
-        let is_unknown = |core: &Core, group| unknown(core, &[found(other, group)]).contains_key(&other);
-        assert!(!is_unknown(&core, "job") && is_unknown(&core, "g"));
-        let written_off = WrittenOff {
-            group: "g".into(),
-            switches: BTreeSet::new(),
-        };
-        core.written_off.insert(other, written_off);
-        assert!(!is_unknown(&core, "g"));
     }
 }

@@ -1,8 +1,10 @@
-//! Cables that are not as the topology file has them.
+//! Cables between switches: what LLDP shows of them, what of that is believed, and which of them are not as the topology file has them.
+
+use std::collections::BTreeSet;
 
 use castnet_topology::{End, Splitter, SwitchKind, Topology};
 
-use super::{Facts, NeighbourReport, Reach};
+use super::{Facts, NeighbourReport, Reach, Who};
 
 impl Facts {
     /// What is wrong with each cable of a switch that is not as the file has it. A plain switch or a router passes LLDP frames on, or has a
@@ -40,11 +42,54 @@ impl Facts {
         report.neighbours.iter().filter_map(wrong).collect()
     }
 
-    /// Whether what LLDP says at a port is believed; a host could say that it is a switch. With a file it is where that has a switch or a splitter,
-    /// and where it has nothing, if the other switch hears this port in return.
+    /// The ports that lead to other switches.
+    pub(super) fn inner_ports(&self) -> BTreeSet<(&str, u8)> {
+        let mut inner = BTreeSet::new();
+        for (switch, (_, report)) in &self.switches {
+            for neighbour in &report.neighbours {
+                let Who::Switch { name, .. } = &neighbour.who else {
+                    continue;
+                };
+                if name == switch || !self.switches.contains_key(name) {
+                    continue;
+                }
+                // Without a file, what is not believed takes out its own port.
+                let is_believed = self.believes_lldp(switch, neighbour);
+                if is_believed || self.file.is_none() {
+                    inner.insert((switch.as_str(), neighbour.port));
+                }
+                // One end is enough: the other one may have been restarted a moment ago, and hears nobody yet.
+                let far = self.far_end(neighbour).filter(|_| is_believed);
+                if let Some(End::Switch { port, .. }) = far {
+                    inner.insert((name.as_str(), port));
+                }
+            }
+        }
+        let filed = self.file.iter().flat_map(Topology::links);
+        let filed = filed.map(|(_, link)| (&link.a, &link.b));
+        for ends in filed {
+            if let (
+                End::Switch { switch, port },
+                End::Switch {
+                    switch: other,
+                    port: far,
+                },
+            ) = ends
+            {
+                inner.extend([(switch.as_str(), *port), (other.as_str(), *far)]);
+            }
+        }
+        inner
+    }
+
+    /// Whether what LLDP says at a port is believed; a host could say that it is a switch. With a file it is where that has a switch or a
+    /// splitter, and where it has nothing, if the other switch hears this port in return. Without one it is where the other switch hears
+    /// nobody else at that port.
     pub(crate) fn believes_lldp(&self, switch: &str, neighbour: &NeighbourReport) -> bool {
-        let Some(file) = &self.file else { return true };
         let near = End::port(switch, neighbour.port);
+        let Some(file) = &self.file else {
+            return self.is_from_switch(&near, neighbour);
+        };
         match filed(file, &near) {
             Some(far) => matches!(far, End::Switch { .. }),
             None => {
@@ -54,14 +99,38 @@ impl Facts {
         }
     }
 
-    /// Whether the port that a neighbour says it is hears this one.
-    fn is_heard(&self, near: &End, neighbour: &NeighbourReport) -> bool {
-        let Some(End::Switch { switch, port }) = self.far_end(neighbour) else {
+    /// Whether the other switch does not contradict what LLDP says at a port.
+    fn is_from_switch(&self, near: &End, neighbour: &NeighbourReport) -> bool {
+        let Who::Switch { name, .. } = &neighbour.who else {
             return false;
         };
-        self.switches.get(&switch).is_some_and(|(_, report)| {
-            let mut at_port = report.neighbours.iter().filter(|n| n.port == port);
-            at_port.any(|n| self.far_end(n).as_ref() == Some(near))
+        let far = self.far_end(neighbour);
+        let hears_other =
+            far.is_some_and(|far| self.heard_at(&far).any(|heard| heard.as_ref() != Some(near)));
+        name != near.node() && !hears_other
+    }
+
+    /// Whether the port that a neighbour says it is hears this one.
+    fn is_heard(&self, near: &End, neighbour: &NeighbourReport) -> bool {
+        let far = self.far_end(neighbour);
+        far.is_some_and(|far| self.hears(&far, near))
+    }
+
+    /// Whether a port hears another one by LLDP.
+    fn hears(&self, near: &End, far: &End) -> bool {
+        self.heard_at(near).any(|heard| heard.as_ref() == Some(far))
+    }
+
+    /// What a port hears by LLDP; `None`: a port that is not known.
+    fn heard_at(&self, near: &End) -> impl Iterator<Item = Option<End>> {
+        let at = match near {
+            End::Switch { switch, port } => self.switches.get(switch).map(|(_, report)| (report, *port)),
+            End::Host(_) => None,
+        };
+        let at_port = |n: &&NeighbourReport, port| n.port == port && matches!(n.who, Who::Switch { .. });
+        at.into_iter().flat_map(move |(report, port)| {
+            let heard = report.neighbours.iter().filter(move |n| at_port(n, port));
+            heard.map(|n| self.far_end(n))
         })
     }
 
@@ -76,7 +145,7 @@ impl Facts {
 }
 
 /// What the file has at the other end of a port's cable.
-pub(super) fn filed<'f>(file: &'f Topology, near: &End) -> Option<&'f End> {
+fn filed<'f>(file: &'f Topology, near: &End) -> Option<&'f End> {
     let link = file.link(file.link_at(near)?)?;
     Some(if link.a == *near { &link.b } else { &link.a })
 }

@@ -81,6 +81,14 @@ impl Fabric {
         self.facts.place(host, || self.sightings())
     }
 
+    /// The hosts that were seen with an Ethernet address where the file has them.
+    pub(crate) fn hosts_seen_with(&self, mac: [u8; 6]) -> BTreeSet<&str> {
+        match self.facts.file {
+            Some(_) => self.facts.hosts_seen_with(mac, self.sightings()),
+            None => BTreeSet::new(),
+        }
+    }
+
     pub(crate) fn topology(&self) -> Arc<Topology> {
         let made = || {
             let unfiled = self.facts.unfiled.iter().filter(|_| self.facts.file.is_some());
@@ -226,7 +234,7 @@ impl Facts {
         };
         let hosts = |report: &SwitchReport| -> BTreeSet<(u8, Ipv4Addr, [u8; 6])> {
             let each = report.neighbours.iter().filter_map(|n| match n.who {
-                Who::Host { ip, mac } if self.has_reported(ip, mac) => Some((n.port, ip, mac)),
+                Who::Host { ip, mac } if self.has_reported(ip) => Some((n.port, ip, mac)),
                 _ => None,
             });
             each.collect()
@@ -441,13 +449,13 @@ mod tests {
         fn who_has_reported_is_found_without_going_through_all(
             filed in any::<bool>(),
             changes in proptest::collection::vec((0u8..6, proptest::option::of((0u8..6, 0u8..6))), 0..12),
-            (ip, mac) in (0u8..6, 0u8..6),
+            ip in 0u8..6,
         ) {
             let mut file = filed.then(|| Topology::leaf_spine(2, 1, 2).unwrap());
             if let Some(file) = &mut file {
                 file.add_host("h5", Some([10, 9, 0, 5].into()), Some([2, 9, 0, 0, 0, 5])).unwrap();
             }
-            let mut facts = Facts::new(file, (0..3).map(switch), []);
+            let (mut facts, five) = (Facts::new(file, (0..3).map(switch), []), "h5".to_owned());
             for (host, at) in changes {
                 let name = format!("h{host}");
                 let record = at.map(|(ip, mac)| HostRecord {
@@ -457,9 +465,12 @@ mod tests {
                 });
                 facts.set(&name, record);
             }
-            let (ip, mac) = (Ipv4Addr::from([10, 9, 0, ip]), [2, 9, 0, 0, 0, mac]);
-            let slowly = facts.hosts.values().any(|host| host.ip == ip || host.mac == mac);
-            prop_assert_eq!(facts.has_reported(ip, mac), slowly);
+            let (ip, mac) = (Ipv4Addr::from([10, 9, 0, ip]), [2, 9, 0, 0, 0, ip]);
+            let slowly = facts.hosts.values().any(|host| host.ip == ip);
+            prop_assert_eq!(facts.has_reported(ip), slowly);
+            let names = facts.hosts.keys().chain(filed.then_some(&five)).collect::<BTreeSet<_>>();
+            let with = names.into_iter().filter(|name| facts.addresses(name).1 == Some(mac));
+            prop_assert_eq!(facts.hosts_with(mac), with.map(String::as_str).collect::<BTreeSet<_>>());
         }
     }
 
@@ -540,10 +551,10 @@ mod tests {
         assert!(fabric.report("leaf0", arp_seen(&[(3, 9, 9), (4, 1, 1)])));
         assert_eq!(port_of(&fabric, "h1"), Some(4));
         assert!(!fabric.report("leaf0", arp_seen(&[(4, 1, 1), (3, 9, 9)])));
-        // One of its addresses may place or displace it.
-        for half in [(4, 1, 7), (4, 7, 1)] {
+        // Its IP address alone may displace it, its Ethernet address alone may not.
+        for (half, matters) in [((4, 1, 7), true), ((4, 7, 1), false)] {
             fabric.report("leaf0", arp_seen(&[]));
-            assert!(fabric.report("leaf0", arp_seen(&[half])));
+            assert_eq!(fabric.report("leaf0", arp_seen(&[half])), matters);
         }
     }
 

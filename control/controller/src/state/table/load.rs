@@ -14,6 +14,9 @@ use parking_lot::Mutex;
 /// Edges of the trees of groups, with the number of groups.
 pub(crate) type Load = BTreeMap<Edge, u32>;
 
+/// Edges that are counted in no time.
+const FEW: usize = 256;
+
 /// Changes that are kept in any case.
 const CHANGES_MIN: usize = 4096;
 
@@ -25,6 +28,7 @@ struct Counted {
     topology: Arc<Topology>,
     /// What is still to be counted.
     edges: Mutex<Arc<BTreeMap<Arc<Edge>, u32>>>,
+    are_few: bool,
     load: OnceLock<LinkLoad>,
 }
 
@@ -79,15 +83,20 @@ impl Snapshot {
             counted: Arc::new(Counted {
                 topology,
                 edges,
+                are_few: true,
                 load,
             }),
             changes: Vec::new(),
         }
     }
 
-    /// Whether [`Snapshot::get`] takes little time.
     pub(crate) fn is_counted(&self) -> bool {
         self.counted.load.get().is_some()
+    }
+
+    /// Whether [`Snapshot::get`] takes little time.
+    pub(crate) fn is_short(&self) -> bool {
+        self.counted.are_few || self.is_counted()
     }
 
     /// The numbers. Not to be called under the core's lock, unless they are counted.
@@ -106,6 +115,7 @@ impl Index {
             counted: Arc::new(Counted {
                 topology: topology.clone(),
                 edges: Mutex::new(self.edges.clone()),
+                are_few: self.edges.len() <= FEW,
                 load: OnceLock::new(),
             }),
             changes: Vec::new(),
@@ -117,6 +127,7 @@ impl Index {
             links.counted = Arc::new(Counted {
                 topology: links.counted.topology.clone(),
                 edges: Mutex::default(),
+                are_few: true,
                 load: links.counted.after(&take(&mut links.changes)).into(),
             });
         }

@@ -26,6 +26,8 @@ pub(crate) trait Calls {
     /// Names of the hosts.
     async fn hosts(&self) -> Vec<String>;
     async fn topology(&self) -> v1::Topology;
+    /// Removes what this owner has on switches: the switches and the names of the groups.
+    async fn purge(&self, owner: &str) -> Vec<String>;
 }
 
 impl Calls for Client {
@@ -101,6 +103,21 @@ impl Calls for Client {
     async fn topology(&self) -> v1::Topology {
         let request = v1::GetTopologyRequest {};
         self.clone().get_topology(request).await.unwrap().into_inner()
+    }
+
+    async fn purge(&self, owner: &str) -> Vec<String> {
+        let request = v1::PurgeGroupsRequest {
+            owner: Some(owner.into()),
+            remove: true,
+        };
+        let purged = self.clone().purge_groups(request).await.unwrap().into_inner();
+        let switches = purged.switches.iter();
+        let of = |left: &v1::LeftOnSwitch| {
+            let removed = left.groups.iter().filter(|group| group.removed);
+            let lines = removed.map(|group| format!("{} {}", left.switch_name, group.name));
+            lines.collect::<Vec<_>>()
+        };
+        switches.flat_map(of).collect()
     }
 }
 

@@ -26,6 +26,7 @@ use castnet_proto::v1;
 use castnet_proto::v1::agent_server::{Agent, AgentServer};
 use castnet_proto::v1::controller_client::ControllerClient;
 use castnet_rules::Ipv4Net;
+use castnet_sim_control::unused;
 use castnet_topology::{SwitchKind, Topology};
 use tempfile::TempDir;
 use tokio::sync::{Semaphore, broadcast, mpsc};
@@ -298,17 +299,19 @@ impl Agent for ToyAgent {
         Ok(Response::new(Box::pin(ReceiverStream::new(from))))
     }
 
-    // What a controller does not ask for.
-
     type TraceStream = BoxStream<v1::FrameTrace>;
     type CaptureStream = BoxStream<v1::CapturedFrame>;
 
-    async fn set_routes(&self, _: Request<v1::SetRoutesRequest>) -> Answer<v1::SetRoutesResponse> {
-        Err(Status::unimplemented(""))
-    }
-
-    async fn add_route(&self, _: Request<v1::AddRouteRequest>) -> Answer<v1::AddRouteResponse> {
-        Err(Status::unimplemented(""))
+    unused! {
+        set_routes(SetRoutesRequest) -> v1::SetRoutesResponse;
+        add_route(AddRouteRequest) -> v1::AddRouteResponse;
+        get_counters(GetCountersRequest) -> v1::Counters;
+        get_drops(GetDropsRequest) -> v1::GetDropsResponse;
+        list_fdb(ListFdbRequest) -> v1::ListFdbResponse;
+        trace(TraceRequest) -> Self::TraceStream;
+        capture(CaptureRequest) -> Self::CaptureStream;
+        move_group(MoveGroupRequest) -> v1::MoveGroupResponse;
+        get_runtime_stats(GetRuntimeStatsRequest) -> v1::RuntimeStats;
     }
 
     async fn remove_route(
@@ -365,34 +368,6 @@ impl Agent for ToyAgent {
         toy.check(&request)?;
         toy.guard = request.into_inner();
         Ok(Response::new(v1::SetSourceGuardResponse::default()))
-    }
-
-    async fn get_counters(&self, _: Request<v1::GetCountersRequest>) -> Answer<v1::Counters> {
-        Err(Status::unimplemented(""))
-    }
-
-    async fn get_drops(&self, _: Request<v1::GetDropsRequest>) -> Answer<v1::GetDropsResponse> {
-        Err(Status::unimplemented(""))
-    }
-
-    async fn list_fdb(&self, _: Request<v1::ListFdbRequest>) -> Answer<v1::ListFdbResponse> {
-        Err(Status::unimplemented(""))
-    }
-
-    async fn trace(&self, _: Request<v1::TraceRequest>) -> Answer<Self::TraceStream> {
-        Err(Status::unimplemented(""))
-    }
-
-    async fn capture(&self, _: Request<v1::CaptureRequest>) -> Answer<Self::CaptureStream> {
-        Err(Status::unimplemented(""))
-    }
-
-    async fn move_group(&self, _: Request<v1::MoveGroupRequest>) -> Answer<v1::MoveGroupResponse> {
-        Err(Status::unimplemented(""))
-    }
-
-    async fn get_runtime_stats(&self, _: Request<v1::GetRuntimeStatsRequest>) -> Answer<v1::RuntimeStats> {
-        Err(Status::unimplemented(""))
     }
 }
 

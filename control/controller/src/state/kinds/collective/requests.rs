@@ -66,6 +66,10 @@ impl Core {
         match join.returns_to {
             // It has no part in other generations: its queue pair knows that one's PSNs.
             Some(generation) if seated != Some(generation) => {
+                // The store may be an older copy.
+                if self.unexplained(&join.job).is_some() {
+                    return Err(self.unknown(&join.job));
+                }
                 let (entry, group) = self.collective(&join.job)?;
                 check_size(&join.job, group.ranks.len(), join.size)?;
                 let ended = entry.record().ended.as_ref();

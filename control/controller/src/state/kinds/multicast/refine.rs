@@ -87,8 +87,8 @@ impl Core {
     /// Carries out [`Effect::Refine`]: takes an address for the group, if it can be refined now.
     pub(crate) fn begin_refinement(&mut self, name: &str) -> Option<Draft> {
         self.multicast_routes.refined_soon.remove(name);
-        // A group whose record does not read may have any address.
-        if !self.set_apart.is_empty() {
+        // A group whose record does not read may have any address, and so may one that the store does not have.
+        if !self.set_apart.is_empty() || self.others.has_unexplained() || self.waits_for_lists() {
             return None;
         }
         let block = self.facts.file.as_ref()?.group_addresses()?;
@@ -111,7 +111,9 @@ impl Core {
         let before = record.plan.clone()?;
         let copies = copies(&before)?;
         let Some(address) = self.multicast_routes.take(block, name, &copies) else {
-            tracing::warn!(group = name, %block, "no group address is free: it stays on those of the static core");
+            if self.may_warn_of(name) {
+                tracing::warn!(group = name, %block, "no group address is free: it stays on those of the static core");
+            }
             return None;
         };
         Some(Draft {

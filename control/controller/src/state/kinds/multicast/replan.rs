@@ -10,7 +10,10 @@ use std::sync::Arc;
 use castnet_rules::Endpoint;
 
 use super::late::has_host;
-use crate::state::{Core, Layout, NoPlan, Plan, Planning, Record, broken_links, planning};
+use crate::state::{Core, Entry, Layout, NoPlan, Plan, Planning, Record, broken_links, planning};
+
+/// How the note of a group begins that gets no other tree.
+const NO_OTHER_TREE: &str = "no other tree: ";
 
 /// Finds a tree without the links that are down. If there is none, the state of the group says why.
 pub(crate) fn planning(name: String, lost: String) -> Planning {
@@ -63,19 +66,30 @@ fn end(core: &mut Core, wanted: &Record, layout: Result<Layout, NoPlan>, lost: &
     };
     match placed {
         Ok(()) => {
-            tracing::warn!(group = name, lost, "gets another tree");
+            if core.may_warn_of(name) {
+                tracing::warn!(group = name, lost, "gets another tree");
+            }
             core.update(name, true);
         }
         Err(reason) => {
-            let note = format!("no other tree: {reason}");
+            let note = format!("{NO_OTHER_TREE}{reason}");
             if let Some(entry) = core.groups.get_mut(name)
                 && entry.note != note
             {
-                tracing::warn!(group = name, lost, reason, "gets no other tree");
                 entry.note = note;
+                if core.may_warn_of(name) {
+                    tracing::warn!(group = name, lost, reason, "gets no other tree");
+                }
                 core.notify(name);
             }
         }
+    }
+}
+
+/// All links of a group are up: it needs no other tree.
+pub(crate) fn forget_failure(entry: &mut Entry) {
+    if entry.note.starts_with(NO_OTHER_TREE) {
+        entry.note.clear();
     }
 }
 

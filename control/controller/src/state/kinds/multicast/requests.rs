@@ -264,7 +264,7 @@ impl Core {
 
     /// Its members are to go on from host to host, without those that are cut off from the network: nobody reaches them there, either.
     /// Returns whether the group has failed instead, as its policy says of receivers that are lost.
-    fn divert(&mut self, group: &str, host: &str, reason: String) -> Result<bool, Refusal> {
+    pub(super) fn divert(&mut self, group: &str, host: &str, reason: String) -> Result<bool, Refusal> {
         let (entry, kind) = self.multicast(group)?;
         let mut cut_off = broken_links::cut_off(self, entry);
         cut_off.retain(|other, _| other != host);
@@ -275,7 +275,9 @@ impl Core {
             self.step(group, Event::Lost, Some(ending))?;
             return Ok(true);
         }
-        tracing::warn!(group, host, reason, "goes on from host to host");
+        if self.may_warn_of(group) {
+            tracing::warn!(group, host, reason, "goes on from host to host");
+        }
         self.change(group, |record| {
             let Some(kind) = record.multicast_mut() else {
                 return;

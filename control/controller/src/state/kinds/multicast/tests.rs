@@ -10,7 +10,7 @@ use castnet_wire::{AnySource, MacAddr, McstId, Psn, Qpn};
 use super::late::Late;
 use super::outside::Outside;
 use super::record::{Diverted, JoinedBy, MemberState, Multicast, Seat};
-use crate::state::core::tests::{core, write};
+use crate::state::core::tests::{core, warnings, write};
 use crate::state::lifecycle::PHASES;
 use crate::state::{After, Core, Draws, Due, Event, GroupKind, Joining, Kind, Leased, Phase, Record};
 
@@ -192,6 +192,19 @@ fn a_lease_that_ends_while_the_store_fails_runs_again() {
         assert_eq!(live.timers.cancel(&lease("h1")), fails);
         core.journal.written();
     }
+}
+
+/// A source filled the log: it left to go on from host to host, joined, and left again.
+#[test]
+fn a_group_that_goes_on_from_host_to_host_again_and_again_has_some_warnings_at_once() {
+    let mut core = with_lease(5, Phase::Active);
+    let logged = warnings(|| {
+        for n in 0..1000 {
+            let has_failed = core.divert("g", "h0", format!("slow for the {n}th time"));
+            assert!(!has_failed.unwrap());
+        }
+    });
+    assert!((1..100).contains(&logged), "{logged}");
 }
 
 /// It comes again while the store fails, by another call.
