@@ -113,7 +113,8 @@ impl Requester {
             pmtu: config.pmtu.bytes() as u64,
             window: config.window as u64,
             repeat: config.repeat,
-            repeats: VecDeque::new(),
+            // A probe allocates nothing.
+            repeats: VecDeque::with_capacity(config.probes.into()),
             repeated: None,
             // A window smaller than rxe's interval would stall without requesting an ACK.
             ack_request_interval: if config.window > ACK_REQUEST_INTERVAL {
@@ -151,6 +152,8 @@ impl Requester {
 
     pub(crate) fn footprint(&self) -> usize {
         self.queue.capacity() * size_of::<QueuedSend>()
+            + self.repeats.capacity() * size_of::<u64>()
+            + self.probe.as_ref().map_or(0, |_| size_of::<Probe>())
     }
 
     pub(crate) fn queued(&self) -> usize {

@@ -22,11 +22,12 @@
 
 use super::entry::Entry;
 use super::machine::{Multicast, Phase, Special, emit};
+use super::tick::Tick;
 use super::{Effect, Effects, Signal};
 use crate::path::{PathId, Paths};
 use alloc::boxed::Box;
 use alloc::vec;
-use castnet_wire::{DropReason, Nanos, Psn, RoundTrip};
+use castnet_wire::{DropReason, Nanos, Psn};
 
 /// Most repeated packets to a path that it has not acknowledged, at first. Each ACK allows one more, so that a long path catches up.
 const BURST: u8 = 8;
@@ -102,61 +103,6 @@ pub(super) struct Repair {
     asked: Option<Psn>,
     tick: Tick,
     tick_at: Nanos,
-}
-
-/// The period of the tick.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Tick {
-    /// Zero for model checkers: it is always due, and nothing is measured.
-    longest: Nanos,
-    round_trip: RoundTrip,
-    /// A packet with AckReq, and when it was sent for the first time.
-    timed: Option<(Psn, Nanos)>,
-    /// Ticks without progress.
-    count: u8,
-}
-
-impl Tick {
-    fn new(longest: Nanos) -> Self {
-        Self {
-            longest,
-            round_trip: RoundTrip::default(),
-            timed: None,
-            count: 0,
-        }
-    }
-
-    /// Two ticks are the time after which an answer is overdue.
-    fn period(&self) -> Nanos {
-        Nanos(self.round_trip.patience(self.count, self.longest + self.longest).0 / 2)
-    }
-
-    fn pass(&mut self) {
-        if self.longest > Nanos::ZERO {
-            self.count = self.count.saturating_add(1);
-        }
-    }
-
-    fn sent(&mut self, now: Nanos, psn: Psn) {
-        if self.longest > Nanos::ZERO && self.timed.is_none() {
-            self.timed = Some((psn, now));
-        }
-    }
-
-    /// Nobody knows which of two transmissions is answered (Karn).
-    fn sent_again(&mut self, psn: Psn) {
-        self.timed = self.timed.filter(|(timed, _)| timed.is_before(psn));
-    }
-
-    fn answered(&mut self, now: Nanos, agg_ack: Psn) {
-        if let Some((psn, at)) = self.timed
-            && !psn.is_after(agg_ack)
-        {
-            self.round_trip.measure(now.since(at));
-            self.timed = None;
-        }
-        self.count = 0;
-    }
 }
 
 /// The state of a path: 17 bytes.
@@ -258,6 +204,7 @@ impl Repair {
         self.close_gap();
         (self.repeats_until, self.covers, self.withheld) = (None, None, None);
         (self.goes_back, self.asked) = (false, None);
+        self.tick.restart();
     }
 
     /// The source changes. All paths have acknowledged all data, so the ring is empty, and all cursors are at `frontier`.
@@ -326,7 +273,7 @@ impl Repair {
 
     /// AggAckPSN has risen.
     pub(super) fn answered(&mut self, now: Nanos, agg_ack: Psn) {
-        let waits = self.tick.count > 0;
+        let waits = self.tick.is_long();
         self.tick.answered(now, agg_ack);
         if waits {
             self.tick_at = self.tick_at.min(now + self.tick.period());

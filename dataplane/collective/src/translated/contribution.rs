@@ -487,9 +487,10 @@ impl<const W: usize> Translated<W> {
                 self.acknowledge_received(from);
             }
             // In Mode-II a host that goes back repeats all unacknowledged packets on its own. Otherwise, each missing packet is requested.
-            if self.requests_from(from) {
+            if is_rank && !self.is_augmented() {
                 let receiving = &self.endpoint(from).receiving;
-                if repairing && receiving.expected < receiving.seen {
+                let has_gap = receiving.expected < receiving.seen;
+                if repairing && has_gap && self.requests_from(from) {
                     self.request_due.insert(from);
                 }
                 return;

@@ -1,10 +1,10 @@
-//! What a switch does where nothing is heard of a group for longer than answers take: what it has sent last, or what was sent to it, may be lost, with
-//! no later packet that shows it. It repeats and asks, at first after a few round trips, then after twice as long each time, up to the tick. So a
-//! loss costs about a round trip and never a time-out of a host (S9).
+//! What a switch does where it receives nothing new of a group for longer than answers take: what it has sent last, or what was sent to it, may be
+//! lost, with no later packet that shows it. It repeats and asks, at first after a few round trips, then after twice as long each time, up to the
+//! tick. So a loss costs about a round trip and never a time-out of a host (S9).
 
 use super::machine::Translated;
 use super::timer::LOOKS;
-use super::{Effects, EndpointId};
+use super::{Effects, EndpointId, EndpointKind};
 use crate::calls::Role;
 use castnet_wire::{Nanos, RoundTrip};
 
@@ -160,8 +160,8 @@ impl<const W: usize> Translated<W> {
     }
 
     /// True if an endpoint is asked for single packets besides by NAKs, which name its oldest unacknowledged one. Hosts that know no such request
-    /// ignore it.
+    /// ignore it. A switch of another mode goes back at a NAK.
     pub(super) fn requests_from(&self, endpoint: EndpointId) -> bool {
-        self.is_rank(endpoint) && !self.is_augmented()
+        matches!(self.kind(endpoint), EndpointKind::Rank { is_host: true, .. }) && !self.is_augmented()
     }
 }

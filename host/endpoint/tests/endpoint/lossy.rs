@@ -4,8 +4,8 @@
 
 use crate::common::pipe::{Faults, Random, World, ip, mac};
 use castnet_endpoint::{
-    Access, Completion, CompletionOp, Lent, LocalSlice, MemoryKey, QpConfig, QpState, RecvWr, Repeat, SendOp, SendWr,
-    Status,
+    Access, Completion, CompletionOp, Lent, LocalSlice, MemoryKey, QpConfig, QpState, RecvWr, Repeat, SendOp,
+    SendWr, Status,
 };
 use castnet_wire::{Nanos, Pmtu, Psn, Qpn};
 use proptest::prelude::*;
