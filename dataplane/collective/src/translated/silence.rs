@@ -103,10 +103,22 @@ impl<const W: usize> Translated<W> {
             self.silence.due_at = at;
             return;
         }
+        if !self.ask_all(out) {
+            return;
+        }
+        let silence = &mut self.silence;
+        silence.heard_at = now;
+        silence.rounds = silence.rounds.saturating_add(1);
+        silence.due_at = now + silence.patience(tick);
+    }
+
+    /// Repeats to all endpoints, and asks all: what [`handle_timeout`](Self::handle_timeout) does after a silence. It is public for model checkers,
+    /// whose time stands still. False if endpoints are left.
+    pub fn ask_all(&mut self, out: &mut Effects<W>) -> bool {
         let mut looks = LOOKS;
         while usize::from(self.silence.next) < self.endpoints.len() {
             if out.remaining_capacity() < EFFECTS || looks == 0 {
-                return;
+                return false;
             }
             looks -= 1;
             let Some(endpoint) = EndpointId::new(self.silence.next.into()) else {
@@ -116,10 +128,8 @@ impl<const W: usize> Translated<W> {
             self.repeat_oldest(endpoint, out);
             self.ask(endpoint);
         }
-        let silence = &mut self.silence;
-        (silence.next, silence.heard_at) = (0, now);
-        silence.rounds = silence.rounds.saturating_add(1);
-        silence.due_at = now + silence.patience(tick);
+        self.silence.next = 0;
+        true
     }
 
     /// Asks for what an endpoint has sent, or what all wait for: a gap, the rest of a message, or its first packet.
