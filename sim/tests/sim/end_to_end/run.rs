@@ -1,8 +1,8 @@
 //! One run of a scenario, from the plan to the last byte.
 
 use castnet_endpoint::{
-    Access, CompletionOp, Endpoint, LocalSlice, MemoryKey, QpConfig, QpState, QueueLimits, RecvWr, Repeat,
-    SendOp, SendWr, Status,
+    Access, CompletionOp, Endpoint, LocalSlice, MemoryKey, QpConfig, QpState, QueueLimits, RecvWr, SendOp,
+    SendWr, Status,
 };
 use castnet_planner::{LinkLoad, Member, Plan, Request, RoomTable, plan};
 use castnet_rules::HostPart;
@@ -112,11 +112,8 @@ impl Run<'_> {
             timeout: scenario.timeout,
             window: scenario.window,
             min_rnr_timer: scenario.min_rnr_timer,
-            repeat: match scenario.selective_repeat {
-                true => Repeat::One,
-                false => Repeat::All,
-            },
-            probes: true,
+            repeat: scenario.repeat,
+            probes: scenario.probes,
             limits: QueueLimits {
                 send: 64,
                 receive: 64,

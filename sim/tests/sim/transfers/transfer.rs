@@ -104,6 +104,8 @@ impl Transfer {
                     true => Repeat::One,
                     false => Repeat::All,
                 },
+                // As the software RNIC does, and as RNICs do.
+                probes: seed.is_multiple_of(2),
                 limits: QueueLimits {
                     send: messages as usize + 1,
                     receive: messages as usize + 1,
