@@ -129,6 +129,9 @@ pub struct Traffic {
     pub cnps_received: Option<u64>,
     /// Congestion notifications sent.
     pub cnps_sent: Option<u64>,
+    /// Those of the frames sent again that only asked for an acknowledgement after a silence: no sign of a loss.
+    #[serde(skip)]
+    pub probes: u64,
     /// Grows while remotes answer: ACKs, or completions where ACKs are not counted, and NAKs.
     #[serde(skip)]
     pub answers: u64,

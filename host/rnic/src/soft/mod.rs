@@ -385,6 +385,7 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
             rnr_naks_sent: Some(stats.rnr_naks_out),
             cnps_received: self.config.congestion.map(|_| stats.cnps_in),
             cnps_sent: self.config.congestion.map(|_| stats.cnps_out),
+            probes: stats.probes,
             answers: stats.acks_in + stats.sequence_naks_in + stats.rnr_naks_in,
             requests: stats.requests_in + stats.duplicates_in,
         }
