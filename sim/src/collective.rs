@@ -1,7 +1,7 @@
 //! Collective groups in a simulation: rules on the switches, ranks on the hosts.
 
 use castnet_comm::machine::{HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Machine, Task, TaskId};
-use castnet_endpoint::{QpConfig, QueueLimits, ReactionConfig};
+use castnet_endpoint::{QpConfig, QueueLimits, ReactionConfig, Repeat};
 use castnet_planner::{LinkLoad, Member, Plan, Request, RoomTable, plan};
 use castnet_rules::HostPart;
 use castnet_topology::Topology;
@@ -20,8 +20,10 @@ pub struct RankQp {
     pub timeout: u8,
     /// Most packets that are sent and not acknowledged, as in [`QpConfig::window`].
     pub window: u32,
-    /// As in [`QpConfig::selective_repeat`]: for groups whose switches repair.
-    pub selective_repeat: bool,
+    /// As in [`QpConfig::repeat`].
+    pub repeat: Repeat,
+    /// As in [`QpConfig::probes`].
+    pub probes: bool,
     /// Retries without progress, as in [`QpConfig::retry_cnt`]; 7: without limit.
     pub retry_cnt: u8,
     /// Code of the RNR timer, as in [`QpConfig::min_rnr_timer`].
@@ -39,7 +41,8 @@ impl Default for RankQp {
         Self {
             timeout: 14,
             window: QpConfig::WINDOW,
-            selective_repeat: false,
+            repeat: Repeat::All,
+            probes: false,
             retry_cnt: 7,
             min_rnr_timer: 12,
             void_slots: false,
@@ -223,7 +226,8 @@ impl<W: Watch> Simulation<W> {
                         pmtu,
                         timeout: options.timeout,
                         window: options.window,
-                        selective_repeat: options.selective_repeat,
+                        repeat: options.repeat,
+                        probes: options.probes,
                         retry_cnt: options.retry_cnt,
                         min_rnr_timer: options.min_rnr_timer,
                         reaction: options.reaction,

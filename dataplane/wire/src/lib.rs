@@ -56,6 +56,7 @@ pub mod psn;
 pub mod rate;
 pub mod red;
 pub mod roce;
+pub mod round_trip;
 pub mod spin;
 pub mod time;
 pub mod udp;
@@ -86,5 +87,6 @@ pub use policy::{AnySource, CollectiveMode, LossPolicy, MulticastRepair, Straggl
 pub use psn::Psn;
 pub use rate::{BitRate, NotARate, RateLimit, TokenBucket};
 pub use roce::{IpAddrs, Parsed, RoceHeader, parse_frame, parse_network};
+pub use round_trip::RoundTrip;
 pub use time::Nanos;
 pub use udp::Udp;

@@ -16,7 +16,7 @@ pub enum Transport {
     Ud = 0x60,
     /// Congestion notification, for a queue pair of any kind.
     Cnp = 0x80,
-    /// Messages between switches of this project, of the range for manufacturers (IBA 9.2.1).
+    /// Messages of switches of this project, of the range for manufacturers (IBA 9.2.1).
     Castnet = 0xC0,
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use castnet_group::GivenSettings;
 use castnet_proto::convert::{disagreement_from_proto, rate_limit_from_proto, settings_to_proto};
 use castnet_proto::v1 as api;
-use castnet_rnic::{QpOptions, QpRemote, QueueLimits, Rnic};
+use castnet_rnic::{QpOptions, QpRemote, QueueLimits, Repeat, Rnic};
 use castnet_wire::{MacAddr, Pmtu, Psn, Qpn, Verdict};
 
 use crate::config::{CommPath, Fallback, Rendezvous};
@@ -278,7 +278,7 @@ impl Group {
             pmtu,
             timeout: timeout_code(settings.ack_timeout_us),
             retry_cnt: self.config.retry_cnt,
-            selective_repeat: repeats_one_packet(&settings),
+            repeat: repeat(&settings),
             rate_limit: rate_limit.map(|limit| limit.per_lane(lanes).for_sender()),
             ..QpRemote::new(mcst_id, virtual_qpn)
         };
@@ -645,10 +645,15 @@ impl QueuePairs {
     }
 }
 
-/// Whether a NAK asks for one packet: the switch keeps what is behind a gap. So it does in Mode-II, but there a NAK names the oldest
-/// unacknowledged packet. Which mode the switch next to this rank has is not known where switches have modes of their own.
-fn repeats_one_packet(settings: &api::CollectiveSettings) -> bool {
-    settings.mode() == api::CollectiveMode::Augmented && settings.modes.is_empty()
+/// What a NAK asks for: a switch that repairs keeps what is behind a gap. In Mode-II the NAK names the oldest unacknowledged packet, and a request
+/// comes with it. Which mode the switch next to this rank has is not known where switches have modes of their own.
+fn repeat(settings: &api::CollectiveSettings) -> Repeat {
+    match (settings.mode(), settings.loss_policy()) {
+        _ if !settings.modes.is_empty() => Repeat::All,
+        (api::CollectiveMode::Augmented, _) => Repeat::One,
+        (api::CollectiveMode::Translated, api::CollectiveLossPolicy::Repair) => Repeat::Requested,
+        _ => Repeat::All,
+    }
 }
 
 #[cfg(test)]
@@ -663,22 +668,24 @@ mod tests {
     }
 
     #[test]
-    fn one_packet_is_repeated_where_all_switches_are_augmented() {
+    fn one_packet_is_repeated_where_all_switches_keep_what_follows() {
+        use api::CollectiveLossPolicy::{Reflect, Repair};
         use api::CollectiveMode::{Augmented, Terminated, Translated, Unspecified};
-        for mode in [Unspecified, Translated, Augmented, Terminated] {
-            for own in [None, Some(Translated), Some(Augmented)] {
-                let of = |mode: api::CollectiveMode| api::SwitchMode {
-                    switch: "leaf0".into(),
-                    mode: mode.into(),
-                };
-                let settings = api::CollectiveSettings {
-                    mode: mode.into(),
-                    modes: own.map(of).into_iter().collect(),
-                    ..Default::default()
-                };
-                let all_are = mode == Augmented && own.is_none();
-                assert_eq!(repeats_one_packet(&settings), all_are, "{mode:?} {own:?}");
-            }
+        for (mode, loss, expected) in [
+            (Translated, Repair, Repeat::Requested),
+            (Translated, Reflect, Repeat::All),
+            (Augmented, Repair, Repeat::One),
+            (Terminated, Repair, Repeat::All),
+            (Unspecified, Repair, Repeat::All),
+        ] {
+            let mut settings = api::CollectiveSettings {
+                mode: mode.into(),
+                loss_policy: loss.into(),
+                ..Default::default()
+            };
+            assert_eq!(repeat(&settings), expected, "{mode:?} {loss:?}");
+            settings.modes.push(api::SwitchMode::default());
+            assert_eq!(repeat(&settings), Repeat::All, "{mode:?} {loss:?}");
         }
     }
 

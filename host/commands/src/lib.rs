@@ -37,6 +37,7 @@ use castnet_member::{
     Group, GroupAddress, Member, MemberConfig, MemberError, Others, Prepared, Registration,
 };
 use castnet_proto::transport::Controllers;
+use castnet_rnic::Repeat;
 use castnet_wire::mrp::DEFAULT_PORT;
 use castnet_wire::{Pmtu, Psn, Qpn};
 use clap::{Args, Subcommand, ValueEnum};
@@ -284,7 +285,7 @@ impl MemberArgs {
             pmtu: fixed.pmtu.unwrap_or(Pmtu::B1024),
             va_base: fixed.va_base.unwrap_or_default(),
             rate_limit: None,
-            selective_repeat: false,
+            repeat: Repeat::All,
             synchronizes: false,
         };
         let group = match (&self.join.group, fixed.mcst_id) {

@@ -67,6 +67,20 @@ impl Default for QueueLimits {
     }
 }
 
+/// What a sequence NAK makes a requester send again. After a time-out or an RNR NAK, each sends all unacknowledged packets again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Repeat {
+    /// All packets from there on, as rxe does.
+    #[default]
+    All,
+    /// That packet: for groups whose switches keep what comes behind a gap. A receiver that keeps nothing sends NAKs of the next ones, too, and
+    /// after three gets all that follow.
+    One,
+    /// Nothing. The NAK says what is acknowledged, and a repair request that comes with it names the packet: for collectives of Mode-II, where
+    /// packets are acknowledged long after they were received.
+    Requested,
+}
+
 /// Configuration of a QP and its connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QpConfig {
@@ -96,9 +110,11 @@ pub struct QpConfig {
     pub min_rnr_timer: u8,
     /// The maximum number of unacknowledged PSNs.
     pub window: u32,
-    /// A sequence NAK makes it send one packet again: for groups whose switches keep what comes behind a gap. False: all that follow, as
-    /// rxe does. A receiver that keeps nothing then sends NAKs of the next ones, too, and after three gets all that follow.
-    pub selective_repeat: bool,
+    /// What a sequence NAK makes it send again.
+    pub repeat: Repeat,
+    /// Where an answer is overdue, by the round trips measured so far, the oldest unacknowledged packet is sent again, with AckReq: a lost
+    /// last packet or ACK costs some round trips and no time-out. False: only the time-out repeats, as in rxe.
+    pub probes: bool,
     /// Limit of all requests, also those sent again; `None`: no limit. The burst must hold a full packet with 128 bytes of headers.
     pub rate_limit: Option<RateLimit>,
     /// Notification point: a received request with a congestion mark (ECN: CE) causes a CNP, at most one per this time. Zero: each one
@@ -138,7 +154,8 @@ impl QpConfig {
             rnr_retry: 7,
             min_rnr_timer: 12,
             window: Self::WINDOW,
-            selective_repeat: false,
+            repeat: Repeat::All,
+            probes: false,
             rate_limit: None,
             cnp_interval: None,
             reaction: None,

@@ -22,6 +22,8 @@ use crate::work::{Completion, MESSAGE_MAX, RecvWr, SendWr, Status};
 pub enum TimerReason {
     /// Waits for an acknowledgement.
     Retransmit,
+    /// The same, until the acknowledgement is overdue.
+    Probe,
     /// The wait after an RNR NAK. The QP retransmits afterwards.
     RnrWait,
     /// The wait for the rate of the QP: its limit, or what congestion control allows.
@@ -398,6 +400,7 @@ impl Endpoint {
         let reason = match requester {
             Some(requester) if requester.rnr_deadline == Some(at) => TimerReason::RnrWait,
             Some(requester) if requester.pace_deadline() == Some(at) => TimerReason::Pace,
+            Some(requester) if requester.probe_deadline() == Some(at) => TimerReason::Probe,
             _ => TimerReason::Retransmit,
         };
         Some((at, reason))
@@ -414,6 +417,7 @@ impl Endpoint {
             };
             qp.requester.handle_rnr_timeout(now);
             qp.requester.handle_pace_timeout(now);
+            self.stats.probes += u64::from(qp.requester.handle_probe_timeout(now));
             let response = qp.requester.handle_ack_timeout(now);
             if response.is_some() {
                 self.stats.timeouts += 1;
@@ -432,7 +436,8 @@ impl Endpoint {
         // Tag and value of a deadline were written one by one a moment ago. Read as one word of 16 bytes, as a copy would, they are
         // not there before all copies of payload that were written in between.
         let mut timer = requester.pace_deadline();
-        for deadline in [&requester.ack_deadline, &requester.rnr_deadline] {
+        let probe = requester.probe_deadline();
+        for deadline in [&requester.ack_deadline, &requester.rnr_deadline, &probe] {
             if let Some(at) = *deadline
                 && timer.is_none_or(|earliest| at < earliest)
             {

@@ -9,7 +9,7 @@ use castnet_wire::{
     RoceHeader, Syndrome, Transport, emit_roce, icrc, ipv4, parse_frame,
 };
 
-use crate::config::QpConfig;
+use crate::config::{QpConfig, Repeat};
 use crate::endpoint::{Endpoint, Qp};
 use crate::packet::{DecodedPacket, Request, request_opcode};
 use crate::reaction::Notifier;
@@ -57,6 +57,7 @@ impl Endpoint {
                 self.handle_request(qpn, &request);
             }
             DecodedPacket::Acknowledge { psn, syndrome } => self.handle_response(now, qpn, psn, syndrome),
+            DecodedPacket::RepairRequest { psn } => self.handle_repair_request(qpn, psn),
             DecodedPacket::DataResponse => self.stats.discard(Discard::UnexpectedResponse),
             DecodedPacket::Cnp => self.handle_cnp(now, qpn),
         }
@@ -94,7 +95,12 @@ impl Endpoint {
         }
         let bth = &header.bth;
         let qp = self.qps.get(&bth.dest_qp).ok_or(Discard::UnknownQp)?;
-        if !matches!(bth.opcode.info().transport, Transport::Rc | Transport::Cnp) {
+        let is_known = match bth.opcode {
+            // Others know no such packet.
+            Opcode::RepairRequest => qp.config.repeat != Repeat::All,
+            opcode => matches!(opcode.info().transport, Transport::Rc | Transport::Cnp),
+        };
+        if !is_known {
             return Err(Discard::WrongTransport);
         }
         if qp.state != QpState::Ready {
@@ -131,6 +137,14 @@ impl Endpoint {
         self.stats.cnps_in += 1;
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         self.stats.rate_cuts += u64::from(qp.requester.handle_cnp(now));
+    }
+
+    fn handle_repair_request(&mut self, qpn: Qpn, psn: Psn) {
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        match qp.requester.handle_repair_request(psn) {
+            true => self.stats.repair_requests_in += 1,
+            false => self.stats.discard(Discard::AckOld),
+        }
     }
 
     fn handle_request(&mut self, qpn: Qpn, request: &Request<'_>) {

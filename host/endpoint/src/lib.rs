@@ -59,6 +59,7 @@ mod lent;
 mod memory;
 mod pace;
 mod packet;
+mod probe;
 mod qps;
 mod reaction;
 mod requester;
@@ -68,7 +69,7 @@ mod stats;
 mod timers;
 mod work;
 
-pub use config::{EndpointConfig, QpConfig, QueueLimits};
+pub use config::{EndpointConfig, QpConfig, QueueLimits, Repeat};
 pub use endpoint::{Endpoint, Prefetch, QpStatus, TimerReason};
 pub use error::{MemoryError, OutOfRange, PostError, QpError};
 pub use lent::Lent;

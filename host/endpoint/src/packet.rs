@@ -39,6 +39,10 @@ pub(crate) enum DecodedPacket<'a> {
         psn: Psn,
         syndrome: Syndrome,
     },
+    /// A switch lacks one packet.
+    RepairRequest {
+        psn: Psn,
+    },
     /// To a READ or atomic.
     DataResponse,
     Cnp,
@@ -60,7 +64,8 @@ impl<'a> DecodedPacket<'a> {
                 });
             }
             Kind::Cnp => return Some(Self::Cnp),
-            Kind::SourceRequest | Kind::SourceGrant | Kind::RepairRequest => return None,
+            Kind::RepairRequest => return Some(Self::RepairRequest { psn: header.bth.psn }),
+            Kind::SourceRequest | Kind::SourceGrant => return None,
         };
         Some(Self::Request(Request {
             kind,

@@ -6,9 +6,10 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use castnet_wire::{BitRate, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 
-use crate::config::QpConfig;
+use crate::config::{QpConfig, Repeat};
 use crate::endpoint::Prefetch;
 use crate::pace::Pace;
+use crate::probe::Probe;
 use crate::work::{LocalSlice, SendOp, SendWr, Status};
 
 /// rxe requests an ACK after this many packets without a request: "more than 64".
@@ -44,7 +45,7 @@ pub(crate) enum Response {
     Acknowledged,
     /// A sequence NAK that started a retransmission, of all that follows or of one packet.
     GoingBack,
-    /// A second sequence NAK without progress in between. It only acknowledges earlier packets.
+    /// A sequence NAK that only acknowledges earlier packets: the second one without progress in between, or one with a repair request.
     NakRepeated,
     /// An RNR NAK that started a wait.
     Waiting,
@@ -56,6 +57,9 @@ pub(crate) enum Response {
     Failed(Status),
 }
 
+/// Packets that wait to be sent again alone. Who lacks more asks again.
+const REPEATS_MAX: usize = 64;
+
 /// Packets in a row that are sent again alone. If the next one is missing, too, the receiver keeps nothing behind a gap.
 const ALONE_MAX: u8 = 3;
 
@@ -64,9 +68,9 @@ pub(crate) struct Requester {
     start_psn: Psn,
     pmtu: u64,
     window: u64,
-    selective_repeat: bool,
-    /// A packet to send again alone.
-    repeat: Option<u64>,
+    repeat: Repeat,
+    /// Packets to send again alone.
+    repeats: VecDeque<u64>,
     /// The last packet that was sent again alone, and how many before it in a row.
     repeated: Option<(u64, u8)>,
     ack_request_interval: u32,
@@ -95,6 +99,7 @@ pub(crate) struct Requester {
     /// End of the wait after an RNR NAK.
     pub(crate) rnr_deadline: Option<Nanos>,
     pace: Option<Box<Pace>>,
+    probe: Option<Box<Probe>>,
 }
 
 impl Requester {
@@ -107,8 +112,9 @@ impl Requester {
             start_psn: config.sq_psn,
             pmtu: config.pmtu.bytes() as u64,
             window: config.window as u64,
-            selective_repeat: config.selective_repeat,
-            repeat: None,
+            repeat: config.repeat,
+            // A probe allocates nothing.
+            repeats: VecDeque::with_capacity(config.probes.into()),
             repeated: None,
             // A window smaller than rxe's interval would stall without requesting an ACK.
             ack_request_interval: if config.window > ACK_REQUEST_INTERVAL {
@@ -132,6 +138,7 @@ impl Requester {
             ack_deadline: None,
             rnr_deadline: None,
             pace: Pace::new(config, timeout).map(Box::new),
+            probe: config.probes.then(|| Box::new(Probe::new(timeout))),
         }
     }
 
@@ -145,6 +152,8 @@ impl Requester {
 
     pub(crate) fn footprint(&self) -> usize {
         self.queue.capacity() * size_of::<QueuedSend>()
+            + self.repeats.capacity() * size_of::<u64>()
+            + self.probe.as_ref().map_or(0, |_| size_of::<Probe>())
     }
 
     pub(crate) fn queued(&self) -> usize {
@@ -176,7 +185,7 @@ impl Requester {
     pub(crate) fn can_send(&self) -> bool {
         self.rnr_deadline.is_none()
             && self.pace_deadline().is_none()
-            && (self.repeat.is_some() || self.next < self.posted && self.next - self.unacked < self.window)
+            && (!self.repeats.is_empty() || self.next < self.posted && self.next - self.unacked < self.window)
     }
 
     /// True if a congestion notification has lowered the rate.
@@ -193,6 +202,11 @@ impl Requester {
     /// The end of the wait for the rate.
     pub(crate) fn pace_deadline(&self) -> Option<Nanos> {
         self.pace.as_ref()?.deadline
+    }
+
+    /// When the answer to what was sent is overdue.
+    pub(crate) fn probe_deadline(&self) -> Option<Nanos> {
+        self.probe.as_ref()?.deadline
     }
 
     /// A request was sent as a frame of so many bytes.
@@ -213,8 +227,8 @@ impl Requester {
         if !self.can_send() {
             return None;
         }
-        let (sequence, mut index) = match self.repeat {
-            Some(sequence) => (sequence, 0),
+        let (sequence, mut index) = match self.repeats.front() {
+            Some(sequence) => (*sequence, 0),
             None => (self.next, self.cursor),
         };
         while self.queue.get(index)?.last < sequence {
@@ -225,7 +239,7 @@ impl Requester {
         let from = (sequence - sending.first) * self.pmtu;
         let payload = (length as u64 - from).min(self.pmtu);
         let is_last = sequence == sending.last;
-        let is_due = self.repeat.is_some() || self.since_ack_request >= self.ack_request_interval;
+        let is_due = !self.repeats.is_empty() || self.since_ack_request >= self.ack_request_interval;
         let mut ack_request = is_last || is_due;
         if let Some(pace) = &mut self.pace {
             if !pace.admits(now, payload) {
@@ -254,12 +268,15 @@ impl Requester {
         } else {
             self.since_ack_request + 1
         };
-        if self.repeat.take().is_none() {
+        if self.repeats.pop_front().is_none() {
             (self.next, self.cursor) = (sequence + 1, index);
         }
         self.sent = self.sent.max(self.next);
         if self.ack_deadline.is_none() {
             self.arm(now);
+        }
+        if let Some(probe) = &mut self.probe {
+            probe.sent(now, sequence, ack_request, packet.is_retransmission);
         }
         Some(packet)
     }
@@ -285,6 +302,7 @@ impl Requester {
         if self.queue.front().is_some_and(|oldest| sequence > oldest.last) {
             self.reset_retries();
         }
+        let before = self.unacked;
         let response = match syndrome {
             Syndrome::Ack => {
                 self.acknowledge(sequence + 1);
@@ -299,8 +317,10 @@ impl Requester {
                     Some((last, row)) if last == sequence => row,
                     _ => 0,
                 };
-                if self.selective_repeat && row < ALONE_MAX && self.use_retry() {
-                    self.repeat = Some(sequence).filter(|_| sequence < self.next);
+                if self.repeat == Repeat::Requested {
+                    Response::NakRepeated
+                } else if self.repeat == Repeat::One && row < ALONE_MAX && self.use_retry() {
+                    self.send_again(sequence);
                     self.repeated = Some((sequence, row));
                     Response::GoingBack
                 } else if self.retrying {
@@ -323,7 +343,33 @@ impl Requester {
             }
         };
         self.arm(now);
+        if self.unacked > before
+            && let Some(probe) = &mut self.probe
+            && probe.acknowledged(now, self.unacked)
+            && self.repeat == Repeat::All
+            && self.next == self.sent
+        {
+            self.go_back();
+        }
         response
+    }
+
+    /// Sends a packet again alone, unless it follows anyway or is sent again already.
+    fn send_again(&mut self, sequence: u64) {
+        if sequence < self.next && !self.repeats.contains(&sequence) && self.repeats.len() < REPEATS_MAX {
+            self.repeats.push_back(sequence);
+        }
+    }
+
+    /// A switch lacks one packet. That acknowledges nothing. False if it was never sent, or is acknowledged.
+    pub(crate) fn handle_repair_request(&mut self, psn: Psn) -> bool {
+        let ahead = u64::try_from(psn.diff(self.psn(self.unacked)));
+        let sequence = ahead.ok().map(|ahead| self.unacked + ahead);
+        let Some(sequence) = sequence.filter(|sequence| *sequence < self.sent) else {
+            return false;
+        };
+        self.send_again(sequence);
+        true
     }
 
     /// After progress. A sequence NAK may start a retry again.
@@ -336,7 +382,7 @@ impl Requester {
     /// Acknowledges all packets before `sequence`.
     fn acknowledge(&mut self, sequence: u64) {
         self.unacked = sequence;
-        self.repeat = self.repeat.filter(|repeat| *repeat >= sequence);
+        self.repeats.retain(|repeat| *repeat >= sequence);
         if self.next < sequence {
             // A response to the first transmission, during a retransmission: the covered packets are not sent again.
             self.next = sequence;
@@ -368,7 +414,8 @@ impl Requester {
     fn go_back(&mut self) {
         self.next = self.unacked;
         self.cursor = 0;
-        (self.repeat, self.repeated) = (None, None);
+        self.repeats.clear();
+        self.repeated = None;
     }
 
     /// As in rxe, the retransmission timer runs on and uses up retries. Unlike in rxe, no new work is sent meanwhile.
@@ -399,9 +446,12 @@ impl Requester {
 
     pub(crate) fn halt(&mut self) {
         self.posted = self.next;
-        self.repeat = None;
+        self.repeats.clear();
         self.ack_deadline = None;
         self.rnr_deadline = None;
+        if let Some(probe) = &mut self.probe {
+            probe.halt();
+        }
         self.handle_pace_timeout(Nanos::MAX);
     }
 
@@ -410,6 +460,18 @@ impl Requester {
             self.rnr_deadline = None;
             self.go_back();
         }
+    }
+
+    /// Sends the oldest unacknowledged packet again if its answer is overdue, and nothing else is sent again. True if it does.
+    pub(crate) fn handle_probe_timeout(&mut self, now: Nanos) -> bool {
+        let is_idle = self.rnr_deadline.is_none() && self.repeats.is_empty() && self.next == self.sent;
+        let Some(probe) = &mut self.probe else { return false };
+        if !probe.handle_timeout(now) || !is_idle || self.unacked == self.sent {
+            return false;
+        }
+        probe.repeat(self.unacked);
+        self.repeats.push_back(self.unacked);
+        true
     }
 
     /// Retransmits. `None` if the retransmission timer has not expired.

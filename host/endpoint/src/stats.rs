@@ -32,7 +32,7 @@ names! {
         DuplicateUnsupported => "duplicate-unsupported",
         /// A READ or atomic response. None was ever requested.
         UnexpectedResponse => "unexpected-response",
-        /// An ACK or NAK of a PSN that was already acknowledged.
+        /// An ACK, a NAK or a repair request of a PSN that was already acknowledged.
         AckOld => "ack-old",
         /// An ACK or NAK of a PSN that was never sent.
         AckAhead => "ack-ahead",
@@ -66,6 +66,8 @@ pub struct Stats {
     pub sequence_naks_in: u64,
     /// Sequence NAKs sent.
     pub sequence_naks_out: u64,
+    /// Requests of a switch for one packet.
+    pub repair_requests_in: u64,
     /// RNR NAKs that started a wait.
     pub rnr_naks_in: u64,
     /// RNR NAKs sent.
@@ -84,6 +86,8 @@ pub struct Stats {
     pub rate_cuts: u64,
     /// Expirations of retransmission timers.
     pub timeouts: u64,
+    /// Requests sent again because an answer was overdue.
+    pub probes: u64,
     /// Responses lost because the queue was full. The requester's timer recovers from it.
     pub responses_lost: u64,
     /// Calls of `poll_transmit` with a buffer shorter than a full frame.

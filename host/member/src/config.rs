@@ -6,6 +6,7 @@ use std::time::Duration;
 use castnet_proto::convert::rate_limit_from_proto;
 use castnet_proto::transport::{Controllers, Security};
 use castnet_proto::v1 as api;
+use castnet_rnic::Repeat;
 use castnet_wire::{Pmtu, Psn, Qpn, RateLimit};
 
 use crate::error::MemberError;
@@ -69,9 +70,9 @@ pub struct GroupAddress {
     pub va_base: u64,
     /// Limit of what the source sends in each lane. The software RNIC keeps to it.
     pub rate_limit: Option<RateLimit>,
-    /// After a NAK the software RNIC sends one packet again, because the switches have what follows. Not in a group with any source: a NAK
-    /// may call a member to send, when all its packets so far were dropped.
-    pub selective_repeat: bool,
+    /// After a NAK the software RNIC sends one packet again where the switches have what follows. Not in a group with any source: a NAK may call
+    /// a member to send, when all its packets so far were dropped.
+    pub repeat: Repeat,
     /// Whether hosts that send and receive synchronize their PSNs when the source changes, because the switches do not bridge them.
     pub synchronizes: bool,
 }
@@ -91,7 +92,10 @@ impl TryFrom<&api::GroupState> for GroupAddress {
             pmtu: Pmtu::from_bytes(state.pmtu).ok_or_else(|| invalid(format!("path MTU {}", state.pmtu)))?,
             va_base: state.va_base,
             rate_limit: limit.map(|limit| limit.per_lane(state.lanes.len() as u8)),
-            selective_repeat: state.repair.is_some() && state.any_source() == api::AnySource::Unspecified,
+            repeat: match state.repair.is_some() && state.any_source() == api::AnySource::Unspecified {
+                true => Repeat::One,
+                false => Repeat::All,
+            },
             synchronizes: state.any_source() == api::AnySource::Synchronized,
         })
     }

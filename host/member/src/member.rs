@@ -156,7 +156,7 @@ impl<T> Member<'_, T> {
             timeout: config.timeout,
             retry_cnt: config.retry_cnt,
             rnr_retry: config.rnr_retry,
-            selective_repeat: group.selective_repeat,
+            repeat: group.repeat,
             rate_limit: group.rate_limit.map(RateLimit::for_sender),
             ..QpRemote::new(group.mcst_ids[lane], group.virtual_qpn)
         };

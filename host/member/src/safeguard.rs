@@ -111,7 +111,9 @@ impl Watch {
         let expected = self.guard.expected.unwrap_or(self.best);
         let is_stalled = goodput == 0.0;
         let waits = grew(counted.rnr_naks_received, traffic.rnr_naks_received) == Some(true);
-        let repeats = grew(counted.retransmissions, traffic.retransmissions) != Some(false);
+        // A slow receiver is probed.
+        let lost = |traffic: &Traffic| traffic.retransmissions.map(|n| n.saturating_sub(traffic.probes));
+        let repeats = grew(lost(&counted), lost(&traffic)) != Some(false);
         let is_network = is_stalled || repeats || self.guard.expected.is_some();
         if (is_stalled || goodput < self.guard.share * expected) && is_network && !waits {
             self.slow += 1;

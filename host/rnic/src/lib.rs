@@ -33,7 +33,7 @@ pub mod verbs;
 
 pub use castnet_endpoint::{
     Access, Completion, CompletionOp, Lent, LocalSlice, MemoryKey, OutOfRange, PostError, QpError, QpState,
-    QueueLimits, RecvWr, SendOp, SendWr, Status,
+    QueueLimits, RecvWr, Repeat, SendOp, SendWr, Status,
 };
 pub use castnet_port::Waker;
 pub use datagrams::Datagrams;

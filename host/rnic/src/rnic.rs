@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use castnet_endpoint::{
-    Access, Completion, Lent, MemoryError, MemoryKey, QpState, QueueLimits, RecvWr, SendWr,
+    Access, Completion, Lent, MemoryError, MemoryKey, QpState, QueueLimits, RecvWr, Repeat, SendWr,
 };
 use castnet_port::Waker;
 use castnet_wire::{MacAddr, Nanos, Pmtu, Psn, Qpn, RateLimit};
@@ -73,9 +73,8 @@ pub struct QpRemote {
     pub rnr_retry: u8,
     /// Code of the delay requested from the sender when no receive is posted.
     pub min_rnr_timer: u8,
-    /// A sequence NAK makes this end send one packet again: for a group whose switches repair. The software RNIC does that; devices behind
-    /// libibverbs do as they are set up.
-    pub selective_repeat: bool,
+    /// What this end sends again after a sequence NAK. The software RNIC does that; devices behind libibverbs do as they are set up.
+    pub repeat: Repeat,
     /// Limit of what this end sends. The software RNIC keeps to it; devices behind libibverbs do not.
     pub rate_limit: Option<RateLimit>,
     /// IPv4 type of service.
@@ -99,7 +98,7 @@ impl QpRemote {
             retry_cnt: 7,
             rnr_retry: 7,
             min_rnr_timer: 12,
-            selective_repeat: false,
+            repeat: Repeat::All,
             rate_limit: None,
             tos: 0,
             ttl: 64,
@@ -130,6 +129,9 @@ pub struct Traffic {
     pub cnps_received: Option<u64>,
     /// Congestion notifications sent.
     pub cnps_sent: Option<u64>,
+    /// Those of the frames sent again that only asked for an acknowledgement after a silence: no sign of a loss.
+    #[serde(skip)]
+    pub probes: u64,
     /// Grows while remotes answer: ACKs, or completions where ACKs are not counted, and NAKs.
     #[serde(skip)]
     pub answers: u64,

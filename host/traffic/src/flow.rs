@@ -79,6 +79,10 @@ impl<B: FrameBuf> Flow<B> {
             counts.cnps_received += 1;
             return;
         }
+        // A rank goes back at the NAK that comes with it.
+        if seen.is(Opcode::RepairRequest) {
+            return;
+        }
         let feedback = seen.is(Opcode::Ack);
         match &mut self.kind {
             Kind::Source(source) if feedback => source.take(now, seen, counts),

@@ -30,7 +30,8 @@ const ACK_TIMEOUT_MIN_US: u32 = 64;
 pub struct RepairRule {
     /// Packets that are kept: at least as many as the source has outstanding. A power of two, 2 to 32768.
     pub slots: u16,
-    /// QP time-out of the source in microseconds; at least 64. A path that is silent for 1/32 of it gets its oldest packet again.
+    /// QP time-out of the source in microseconds; at least 64. A path that is silent for some round trips, at most 1/32 of it, gets its
+    /// oldest packet again.
     pub ack_timeout_us: u32,
 }
 

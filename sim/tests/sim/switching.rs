@@ -169,6 +169,8 @@ impl Net {
                 pmtu,
                 timeout: 8,
                 retry_cnt: 7,
+                // As the software RNIC does, and as RNICs do.
+                probes: seed.is_multiple_of(2),
                 limits: QueueLimits {
                     send: 64,
                     receive: 64,

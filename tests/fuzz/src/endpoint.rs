@@ -2,8 +2,8 @@
 
 use crate::driver::reached;
 use castnet_endpoint::{
-    Access, CompletionOp, Endpoint, EndpointConfig, LocalSlice, MemoryKey, QpConfig, QpState, RecvWr, SendOp,
-    SendWr,
+    Access, CompletionOp, Endpoint, EndpointConfig, LocalSlice, MemoryKey, QpConfig, QpState, RecvWr, Repeat,
+    SendOp, SendWr,
 };
 use castnet_wire::{MacAddr, Nanos, Parsed, Pmtu, Psn, Qpn, icrc, ipv4, parse_frame};
 use std::net::Ipv4Addr;
@@ -51,10 +51,20 @@ pub fn record(step: Step, bytes: &[u8]) -> Vec<u8> {
     [&[step as u8], &length.to_be_bytes()[..], bytes].concat()
 }
 
-/// Runs `data` as a sequence of records. Checks after each step that completions come once and in order, that every
+/// Runs `data` as a sequence of records, on a QP of each kind. Checks after each step that completions come once and in order, that every
 /// sent frame is valid, and that memory without rights is unchanged.
 pub fn endpoint(data: &[u8]) {
-    let mut world = World::new();
+    for (repeat, probes) in [
+        (Repeat::All, false),
+        (Repeat::All, true),
+        (Repeat::One, true),
+        (Repeat::Requested, true),
+    ] {
+        run(World::new(repeat, probes), data);
+    }
+}
+
+fn run(mut world: World, data: &[u8]) {
     let mut rest = data;
     while let Some((&[step, l0, l1], after)) = rest.split_first_chunk() {
         let length = usize::from(u16::from_be_bytes([l0, l1])).min(after.len());
@@ -76,7 +86,7 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(repeat: Repeat, probes: bool) -> Self {
         let mut endpoint = Endpoint::new(EndpointConfig::new(MAC, IP));
         let key = endpoint
             .register_memory(VA, vec![0; REGION], Access::REMOTE_WRITE)
@@ -92,6 +102,8 @@ impl World {
             window: 16,
             retry_cnt: 5,
             rnr_retry: 5,
+            repeat,
+            probes,
             ..QpConfig::new(QPN, PEER_IP, PEER_MAC, QPN)
         };
         endpoint.create_qp(config).expect("a valid configuration");

@@ -386,6 +386,11 @@ impl World {
                 Effect::Acknowledge {
                     to, psn, syndrome, ..
                 } => self.acknowledge(to, psn, syndrome),
+                Effect::Request { to, .. } => {
+                    let kind = self.config.endpoints[to.index()].kind;
+                    let is_host = matches!(kind, EndpointKind::Rank { is_host: true, .. });
+                    assert!(is_host, "a switch is asked by a NAK");
+                }
                 Effect::Stalled { waiting_for, .. } => assert!(!waiting_for.is_empty()),
                 Effect::Cnp { to } => assert!(!to.is_empty()),
                 Effect::HandOver { from, to } => {

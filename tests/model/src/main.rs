@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         collectives::REPAIR,
         collectives::REFLECT,
         collectives::STRAGGLERS,
+        collectives::ASKED,
         collectives::AUGMENTED,
         collectives::SHORT,
         collectives::WITHOUT_TIMERS,

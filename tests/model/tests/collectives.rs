@@ -4,7 +4,7 @@
 
 use castnet_collective::translated::CollectiveMode::{Augmented, Terminated, Translated};
 use castnet_model::collectives::{
-    AUGMENTED, Collective, Config, Fault, Losable, MIXED, REFLECT, REPAIR, Run, SHORT, STRAGGLERS,
+    ASKED, AUGMENTED, Collective, Config, Fault, Losable, MIXED, REFLECT, REPAIR, Run, SHORT, STRAGGLERS,
     WITHOUT_TIMERS, short, with_fault, without_timers,
 };
 use castnet_model::report::{Outcome, Until, explore};
@@ -35,6 +35,11 @@ fn losses_that_are_reflected() {
 #[test]
 fn late_ranks_barriers_and_ranks_that_disagree() {
     assert_sound(STRAGGLERS, 2);
+}
+
+#[test]
+fn switches_that_ask() {
+    assert_sound(ASKED, 1);
 }
 
 #[test]

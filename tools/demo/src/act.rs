@@ -28,7 +28,7 @@ use crate::fabric::{Fabric, HOSTS, Losses, switch_of};
 use crate::report::{ActReport, ReceiverReport, SourceReport, SwitchReport};
 
 /// Time-out exponents of the source's QP: 268 ms where nothing is lost, so that threads that wait for a core cause no
-/// retransmissions; 17 ms where lost NAKs must be waited for.
+/// time-outs; 17 ms where packets are lost.
 pub(crate) const QP_TIMEOUTS: [u8; 2] = [16, 12];
 /// After this time without progress, something is broken.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(20);

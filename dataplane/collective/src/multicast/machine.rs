@@ -584,6 +584,9 @@ impl Multicast {
                 let (first, strongest) = self.raise_agg_ack();
                 let strongest = strongest.max(self.own_refusal());
                 self.progress(now);
+                if let Some(repair) = self.rare.repair.as_deref_mut() {
+                    repair.answered(now, self.agg_ack);
+                }
                 self.phase = Phase::Acknowledged;
                 let msn = match self.start {
                     Start::WentBack => self.msn(),

@@ -7,6 +7,7 @@ mod machine;
 mod repair;
 mod stall;
 mod switching;
+mod tick;
 
 use crate::path::PathId;
 use alloc::vec::Vec;

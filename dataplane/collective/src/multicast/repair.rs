@@ -7,7 +7,8 @@
 //! were queued at once, the next loss would make them worthless.
 //!
 //! **Losses towards a path.** A NAK moves the cursor back, and is not sent to the source. Silence is found by a tick: a path that was sent a
-//! packet with AckReq and acknowledges nothing gets its oldest packet again after 2, 4, 8 and then each 16 ticks. Without AckReq a responder need not
+//! packet with AckReq and acknowledges nothing gets its oldest packet again after 2, 4, 8 and then each 16 ticks. The first two are the time after
+//! which an answer is overdue; each tick without progress is twice as long, up to that of the rule. Without AckReq a responder need not
 //! answer, and a slow source sends few packets in a tick. Silence of a switch may be that of a receiver below it: at first it gets its oldest
 //! packet alone, and what is new with all others. If a path then acknowledges more than was repeated, the time-out came too early, and the cursor
 //! returns to where it was.
@@ -21,6 +22,7 @@
 
 use super::entry::Entry;
 use super::machine::{Multicast, Phase, Special, emit};
+use super::tick::Tick;
 use super::{Effect, Effects, Signal};
 use crate::path::{PathId, Paths};
 use alloc::boxed::Box;
@@ -41,7 +43,7 @@ const WITHHELD_TICKS: u8 = 8;
 pub struct RepairConfig {
     /// Slots of the ring: a power of two, at most 32768.
     pub slots: u16,
-    /// Period of the tick.
+    /// The longest period of the tick.
     pub tick: Nanos,
     /// The paths that lead to switches.
     pub switches: Paths,
@@ -99,7 +101,7 @@ pub(super) struct Repair {
     withheld: Option<u8>,
     /// The newest packet with AckReq, until AggAckPSN reaches it.
     asked: Option<Psn>,
-    tick: Nanos,
+    tick: Tick,
     tick_at: Nanos,
 }
 
@@ -188,7 +190,7 @@ impl Repair {
             goes_back: false,
             withheld: None,
             asked: None,
-            tick: config.tick,
+            tick: Tick::new(config.tick),
             tick_at: Nanos::ZERO,
         }
     }
@@ -202,6 +204,7 @@ impl Repair {
         self.close_gap();
         (self.repeats_until, self.covers, self.withheld) = (None, None, None);
         (self.goes_back, self.asked) = (false, None);
+        self.tick.restart();
     }
 
     /// The source changes. All paths have acknowledged all data, so the ring is empty, and all cursors are at `frontier`.
@@ -266,6 +269,15 @@ impl Repair {
         }
         *self.held.get_mut(word)? |= bit;
         Some(self.slot(psn))
+    }
+
+    /// AggAckPSN has risen.
+    pub(super) fn answered(&mut self, now: Nanos, agg_ack: Psn) {
+        let waits = self.tick.is_long();
+        self.tick.answered(now, agg_ack);
+        if waits {
+            self.tick_at = self.tick_at.min(now + self.tick.period());
+        }
     }
 
     /// AggAckPSN has risen: the slots up to it are free.
@@ -450,6 +462,9 @@ impl Multicast {
         };
         if ack_request {
             repair.note_asked(psn);
+            if psn == repair.frontier {
+                repair.tick.sent(now, psn);
+            }
         }
         let (frontier, held) = (repair.frontier, repair.holds(agg_ack, psn));
         let gap = !newest.is_before(frontier);
@@ -512,6 +527,7 @@ impl Multicast {
         let slot = repair.keep(agg_ack, psn)?;
         if ack_request {
             repair.note_asked(psn);
+            repair.tick.sent(now, psn);
         }
         repair.advance(agg_ack);
         if !self.is_outstanding() {
@@ -523,7 +539,7 @@ impl Multicast {
 
     fn begin_ticks(&mut self, now: Nanos) {
         if let Some(repair) = &mut self.rare.repair {
-            repair.tick_at = now + repair.tick;
+            repair.tick_at = now + repair.tick.period();
         }
     }
 
@@ -670,11 +686,18 @@ impl Multicast {
 
     /// Repeats for paths that are silent, and asks again for what is missing.
     pub(super) fn on_tick(&mut self, now: Nanos, out: &mut Effects) {
-        let (agg_ack, newest, source) = (self.agg_ack, self.newest, self.source);
+        let (agg_ack, newest, source, since) = (self.agg_ack, self.newest, self.source, self.since);
         let Some(repair) = self.rare.repair.as_deref_mut() else {
             return;
         };
-        repair.tick_at = now + repair.tick;
+        // The timer is not changed for each ACK.
+        let at = since + repair.tick.period();
+        if at > now {
+            repair.tick_at = at;
+            return;
+        }
+        repair.tick.pass();
+        repair.tick_at = now + repair.tick.period();
         let ticks = repair.withheld.map(|ticks| ticks + 1);
         repair.withheld = ticks.filter(|ticks| *ticks < WITHHELD_TICKS);
         let acknowledges = ticks.is_some() && repair.withheld.is_none();
@@ -764,6 +787,7 @@ impl Repair {
             *slot = cursor;
         }
         let (psn, ack_request) = found?;
+        self.tick.sent_again(psn);
         Some(Resend {
             path,
             psn,

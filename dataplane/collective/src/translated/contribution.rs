@@ -6,6 +6,7 @@ use super::endpoint::Receiving;
 use super::feedback::AT_ONCE;
 use super::machine::{Translated, emit};
 use super::pipe::Pipe;
+use super::silence::Silence;
 use super::slot::{Phase, Slots};
 use super::{CallId, Effect, Effects, EndpointId, EndpointKind, EndpointSet, PacketShape, Refusal};
 use crate::calls::{Flow, NO_SHAPE, Role, roots};
@@ -18,6 +19,8 @@ const SEARCHED_MAX: u32 = 64;
 /// Contributions of one host, in order: see [`Translated::nexts`].
 #[derive(Debug)]
 pub struct Nexts<'a, const W: usize = 1> {
+    now: Nanos,
+    silence: &'a mut Silence,
     slots: &'a mut Slots<W>,
     receiving: &'a mut Receiving,
     only: EndpointSet<W>,
@@ -61,6 +64,7 @@ impl<const W: usize> Nexts<'_, W> {
         }
         slot.contributed = contributed;
         slot.ack_request |= ack_request;
+        self.silence.heard(self.now);
         self.receiving.seen = g + 1;
         self.receiving.expected = g + 1;
         self.receiving.expected_u = expected_u + 1;
@@ -95,7 +99,7 @@ impl<const W: usize> Translated<W> {
     /// The fast path of contributions: a host's next packets to slots that have contributions and stay incomplete. `None` if the next
     /// packet is another one, or if effects are pending.
     #[inline]
-    pub fn nexts(&mut self, from: EndpointId) -> Option<Nexts<'_, W>> {
+    pub fn nexts(&mut self, now: Nanos, from: EndpointId) -> Option<Nexts<'_, W>> {
         let EndpointKind::Rank { sq_psn, .. } = self.cold().endpoints.get(from.index())?.kind else {
             return None;
         };
@@ -120,8 +124,10 @@ impl<const W: usize> Translated<W> {
             return None;
         }
         Some(Nexts {
+            now,
             repairing: self.is_repairing(),
             augmented: self.is_augmented(),
+            silence: &mut self.silence,
             receiving: &mut self.endpoints.get_mut(from.index())?.receiving,
             slots: &mut self.slots,
             only: EndpointSet::only(from),
@@ -215,6 +221,7 @@ impl<const W: usize> Translated<W> {
                 self.complete(g, flow);
             }
         }
+        self.silence.heard(now);
         self.record_received(from, (pipe, g), part_end, ack_request);
     }
 
@@ -286,6 +293,7 @@ impl<const W: usize> Translated<W> {
                 emit(out, Effect::Conflict { control });
             }
         }
+        self.silence.heard(now);
         self.record_received(from, (pipe, g), g + 1, ack_request);
     }
 
@@ -344,6 +352,7 @@ impl<const W: usize> Translated<W> {
         if !self.is_active() {
             self.progress(now);
             self.tick_at = now + self.cold().tick;
+            self.silence.begin(now, self.cold.0.tick);
         }
         Ok(self.calls.push(control, roots))
     }
@@ -477,8 +486,13 @@ impl<const W: usize> Translated<W> {
             if self.is_augmented() && (ack_request || fills_gap) {
                 self.acknowledge_received(from);
             }
-            // In Mode-II a host repeats all unacknowledged packets on its own. Otherwise, each missing packet is requested.
+            // In Mode-II a host that goes back repeats all unacknowledged packets on its own. Otherwise, each missing packet is requested.
             if is_rank && !self.is_augmented() {
+                let receiving = &self.endpoint(from).receiving;
+                let has_gap = receiving.expected < receiving.seen;
+                if repairing && has_gap && self.requests_from(from) {
+                    self.request_due.insert(from);
+                }
                 return;
             }
         }
@@ -507,6 +521,9 @@ impl<const W: usize> Translated<W> {
         if self.is_repairing() && !self.endpoint(from).receiving.nak_sent {
             self.endpoint_mut(from).receiving.nak_sent = true;
             self.nak_due.insert(from);
+            if self.requests_from(from) {
+                self.request_due.insert(from);
+            }
         }
     }
 

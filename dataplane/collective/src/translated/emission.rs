@@ -5,6 +5,7 @@ use super::pipe::Pipe;
 use super::slot::Phase;
 use super::{Effect, Effects, EndpointId, EndpointSet};
 use crate::calls::{Flow, Role};
+use castnet_wire::Nanos;
 
 /// Most unacknowledged packets to a host that is paced: slightly more than a fast link holds in a round-trip time.
 const PACE: u64 = 8;
@@ -92,7 +93,7 @@ impl<const W: usize> Translated<W> {
     }
 
     /// Sends the lowest ready packet to all endpoints for which it is next, if there is one and `out` is not full.
-    pub(super) fn replicate_data(&mut self, out: &mut Effects<W>) {
+    pub(super) fn replicate_data(&mut self, now: Nanos, out: &mut Effects<W>) {
         if self.pending.is_empty() || out.is_full() {
             return;
         }
@@ -108,6 +109,7 @@ impl<const W: usize> Translated<W> {
         }
         // In Mode-III, the sum for the parent and the result for the children are in two slots.
         let pipe = self.pipe_to(g, &mut to);
+        let is_first = to.iter().all(|endpoint| self.endpoint(endpoint).sending.sent <= g);
         // Within the data of a block, all receivers have the same following packet: if it is not ready, one check is enough.
         let next = g + 1;
         let alike = self.calls.find(g).is_some_and(|index| {
@@ -127,7 +129,21 @@ impl<const W: usize> Translated<W> {
         }
         // With pacing, acknowledgements release the next packets, so this one must request them.
         let paced = to.iter().any(|e| self.endpoint(e).sending.pacing);
-        self.put((pipe, g), to, paced, out);
+        let asks = self.put((pipe, g), to, paced, out);
+        // What goes up is answered when all others have sent.
+        let is_sum = self.is_sum(g, to);
+        match is_first {
+            true if asks && !is_sum => self.silence.sent(now, g),
+            true => {}
+            false => self.silence.sent_again(g),
+        }
+    }
+
+    /// True if the packet at `g` goes to the parent, whose answer is the result.
+    fn is_sum(&self, g: u64, to: EndpointSet<W>) -> bool {
+        let call = self.calls.find(g).map(|index| self.calls.get(index));
+        let is_up = call.is_some_and(|call| call.flow(g) == Flow::UpDown);
+        is_up && self.cold().parent.is_some_and(|parent| to.contains(parent))
     }
 
     /// The pipe with the packet at `g` for the lowest of `to`. The others are removed if it is in another one for them.
@@ -168,29 +184,32 @@ impl<const W: usize> Translated<W> {
             }
         }
         let pipe = self.pipe_to(g, &mut to);
+        self.silence.sent_again(g);
         self.put((pipe, g), to, ack_request, out);
     }
 
-    fn put(&self, (pipe, g): (Pipe, u64), to: EndpointSet<W>, ack_request: bool, out: &mut Effects<W>) {
-        let Some(index) = self.calls.find(g) else { return };
+    /// True if the packet requests an acknowledgement.
+    fn put(&self, (pipe, g): (Pipe, u64), to: EndpointSet<W>, asks: bool, out: &mut Effects<W>) -> bool {
+        let Some(index) = self.calls.find(g) else {
+            return false;
+        };
         let call = self.calls.get(index);
+        if g == call.start {
+            let (g, control) = (self.wire_g(g), call.control);
+            emit(out, Effect::EmitControl { g, to, control });
+            return true;
+        }
+        let ack_request = asks || self.slots.at(pipe, g).ack_request || self.ends_quarter(g);
         emit(
             out,
-            if g == call.start {
-                Effect::EmitControl {
-                    g: self.wire_g(g),
-                    to,
-                    control: call.control,
-                }
-            } else {
-                Effect::Emit {
-                    slot: self.slots.number(pipe, g),
-                    g: self.wire_g(g),
-                    to,
-                    ack_request: ack_request || self.slots.at(pipe, g).ack_request || self.ends_quarter(g),
-                }
+            Effect::Emit {
+                slot: self.slots.number(pipe, g),
+                g: self.wire_g(g),
+                to,
+                ack_request,
             },
         );
+        ack_request
     }
 
     /// True if the packet at `g` requests an acknowledgement because the window of Mode-III is moved by them, however long messages are.

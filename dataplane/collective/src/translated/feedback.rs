@@ -241,6 +241,7 @@ impl<const W: usize> Translated<W> {
 
     fn acknowledged(&mut self, now: Nanos, from: EndpointId, acked: u64) {
         let before = self.endpoint(from).sending.acked;
+        self.silence.heard(now);
         self.moved(from, acked);
         if self.is_augmented() {
             return self.advance(now);
@@ -527,6 +528,8 @@ impl<const W: usize> Translated<W> {
         let ack = self.ack_due.contains(to) || (nak && self.is_rank(to));
         self.ack_due.remove(to);
         self.nak_due.remove(to);
+        let request = self.request_due.contains(to);
+        self.request_due.remove(to);
         self.confirm_received(to);
         let receiving = &self.endpoint(to).receiving;
         if ack && (self.is_rank(to) || receiving.confirmed > 0) {
@@ -536,12 +539,17 @@ impl<const W: usize> Translated<W> {
             let syndrome = match self.is_repairing() {
                 // Every RNIC answers it by all packets from there on, one that repeats single packets after a loss as well.
                 true if self.is_called_back(to) => Some(Syndrome::RnrNak(SHORTEST_WAIT)),
+                true if self.is_rank(to) && self.silence.is_long() => Some(Syndrome::RnrNak(SHORTEST_WAIT)),
                 true => Some(Syndrome::Nak(NakCode::PsnSequenceError)),
                 false => self.refusal(to),
             };
             if let Some(syndrome) = syndrome {
                 self.acknowledge(to, syndrome, out);
             }
+        }
+        if request {
+            let psn = self.wire_u(to, self.endpoint(to).receiving.expected_u);
+            emit(out, Effect::Request { to, psn });
         }
     }
 
@@ -578,8 +586,8 @@ impl<const W: usize> Translated<W> {
 
     /// SendAck for all endpoints, while `out` has more free capacity than `reserve`.
     pub(super) fn send_acks(&mut self, out: &mut Effects<W>, reserve: usize) {
-        for endpoint in self.ack_due.or(self.nak_due) {
-            if out.remaining_capacity() < reserve + 2 {
+        for endpoint in self.answers_due() {
+            if out.remaining_capacity() < reserve + 3 {
                 return;
             }
             self.send_ack(endpoint, out);

@@ -1,6 +1,7 @@
 use super::congestion::Congestion;
 use super::endpoint::Endpoint;
 use super::pipe::{Pipe, Window};
+use super::silence::Silence;
 use super::slot::Slots;
 use super::{
     CallId, CollectiveMode, Effect, Effects, EndpointConfig, EndpointId, EndpointKind, EndpointSet, Event,
@@ -40,6 +41,8 @@ pub struct Translated<const W: usize = 1> {
     pub(super) pending: EndpointSet<W>,
     pub(super) ack_due: EndpointSet<W>,
     pub(super) nak_due: EndpointSet<W>,
+    /// Are asked for their next packet alone, after what else is due.
+    pub(super) request_due: EndpointSet<W>,
     /// Had a packet refused for lack of a free slot.
     pub(super) refused: EndpointSet<W>,
     /// Switches that wait for an ACK of more than could be acknowledged when they requested it.
@@ -60,6 +63,7 @@ pub struct Translated<const W: usize = 1> {
     pub(super) tick_at: Nanos,
     /// Where a tick continues whose effects did not fit into one call.
     pub(super) tick_next: u16,
+    pub(super) silence: Silence,
     pub(super) since: Nanos,
     pub(super) stall_at: Nanos,
 }
@@ -113,6 +117,7 @@ impl<const W: usize> Translated<W> {
             pending: EndpointSet::EMPTY,
             ack_due: EndpointSet::EMPTY,
             nak_due: EndpointSet::EMPTY,
+            request_due: EndpointSet::EMPTY,
             refused: EndpointSet::EMPTY,
             withheld: EndpointSet::EMPTY,
             unconfirmed: EndpointSet::EMPTY,
@@ -123,6 +128,7 @@ impl<const W: usize> Translated<W> {
             failed: EndpointSet::EMPTY,
             tick_at: Nanos::ZERO,
             tick_next: 0,
+            silence: Silence::default(),
             since: Nanos::ZERO,
             stall_at: Nanos::ZERO,
             cold: SharedConfig(Arc::new(Cold {
@@ -224,7 +230,7 @@ impl<const W: usize> Translated<W> {
                     break;
                 }
             }
-            self.replicate_data(out);
+            self.replicate_data(now, out);
         }
         if out.is_empty() {
             emit(out, Effect::Absorb);
@@ -232,8 +238,8 @@ impl<const W: usize> Translated<W> {
     }
 
     /// Writes pending effects: acknowledgements that did not fit before, and packets that waited for another one. Call it until it
-    /// returns false. Clears `out`, and writes at most one effect, or two acknowledgements to one endpoint. It writes none where it has handed
-    /// over a control message that is not sent yet.
+    /// returns false. Clears `out`, and writes at most one effect, or two acknowledgements and a request to one endpoint. It writes none where it has
+    /// handed over a control message that is not sent yet.
     #[inline]
     pub fn poll_emit(&mut self, now: Nanos, out: &mut Effects<W>) -> bool {
         out.clear();
@@ -246,8 +252,12 @@ impl<const W: usize> Translated<W> {
     /// True if [`poll_emit`](Self::poll_emit) has a pending effect.
     #[inline]
     pub fn has_more(&self) -> bool {
-        let due = self.ack_due.or(self.nak_due).or(self.pending);
+        let due = self.answers_due().or(self.pending);
         !due.is_empty() || self.can_hand_over()
+    }
+
+    pub(super) fn answers_due(&self) -> EndpointSet<W> {
+        self.ack_due.or(self.nak_due).or(self.request_due)
     }
 
     /// Endpoints that can be sent a packet: an emission looks at each.
@@ -258,14 +268,14 @@ impl<const W: usize> Translated<W> {
 
     /// True if something was done.
     fn emit_one(&mut self, now: Nanos, out: &mut Effects<W>) -> bool {
-        if let Some(endpoint) = self.ack_due.or(self.nak_due).iter().next() {
+        if let Some(endpoint) = self.answers_due().iter().next() {
             self.send_ack(endpoint, out);
             return true;
         }
         // A control message is handed over without an effect.
         let is_handed = self.hand_over(now, out);
         if out.is_empty() {
-            self.replicate_data(out);
+            self.replicate_data(now, out);
         }
         is_handed || !out.is_empty()
     }

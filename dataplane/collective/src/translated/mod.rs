@@ -27,6 +27,7 @@ mod feedback;
 mod gap_tests;
 mod machine;
 mod pipe;
+mod silence;
 mod slot;
 mod status;
 mod timer;
@@ -191,6 +192,13 @@ pub enum Effect<const W: usize = 1> {
         /// ACK, NAK or RNR NAK. A NAK between switches acknowledges nothing. It requests one packet, or all from a control message on.
         syndrome: Syndrome,
     },
+    /// Ask a rank to send one packet again. It acknowledges nothing. RNICs in hardware know no such packet, and get a NAK, too.
+    Request {
+        /// The receiver.
+        to: EndpointId,
+        /// The packet, as `u`.
+        psn: Psn,
+    },
     /// Send a congestion notification packet to each endpoint.
     Cnp {
         /// The receivers: at least one.
@@ -257,6 +265,8 @@ pub type Effects<const W: usize = 1> = ArrayVec<Effect<W>, 16>;
 pub enum TimerReason {
     /// A quarter of the hosts' time-out has passed with something in flight.
     Tick,
+    /// Nothing was heard for longer than answers take.
+    Silence,
     /// A host that had no receive posted may have one now.
     Rnr,
     /// No packet has been finished for the stall time-out.

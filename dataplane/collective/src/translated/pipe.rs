@@ -266,6 +266,7 @@ impl<const W: usize> Translated<W> {
         self.confirm_withheld();
         if base > self.base {
             self.base = base;
+            self.silence.answered(now, base);
             let mut work = match self.is_behind() {
                 true => 0,
                 false => 2 * self.endpoints.len(),
@@ -279,6 +280,7 @@ impl<const W: usize> Translated<W> {
         if !self.is_active() {
             // All idle states are equal, which keeps the model's state space small.
             (self.tick_at, self.tick_next) = (Nanos::ZERO, 0);
+            self.silence.end();
             (self.since, self.stall_at) = (Nanos::ZERO, Nanos::ZERO);
         }
     }

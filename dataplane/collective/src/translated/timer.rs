@@ -9,7 +9,7 @@ use castnet_wire::{Nanos, RnrTimer, Syndrome};
 
 const TICK_EFFECTS: usize = 4;
 /// Endpoints that one call looks at. The next one goes on.
-const TICK_LOOKS: usize = 64;
+pub(super) const LOOKS: usize = 64;
 
 impl<const W: usize> Translated<W> {
     /// The time at which [`handle_timeout`](Self::handle_timeout) is due, and the reason.
@@ -20,7 +20,8 @@ impl<const W: usize> Translated<W> {
         let tick = active.then_some((self.tick_at, TimerReason::Tick));
         let watched = active && self.cold().stall_timeout > Nanos::ZERO;
         let stall = watched.then_some((self.stall_at, TimerReason::Stall));
-        [rnr, tick, stall].into_iter().flatten().min()
+        let silence = active.then_some((self.silence.due_at, TimerReason::Silence));
+        [rnr, tick, stall, silence].into_iter().flatten().min()
     }
 
     /// Handles a due timer. Clears `out`. Effects may be left: call it again while [`poll_timeout`](Self::poll_timeout) is due, and
@@ -47,9 +48,12 @@ impl<const W: usize> Translated<W> {
             );
         }
         if self.tick_at > now {
+            if self.silence.due_at <= now {
+                self.break_silence(now, out);
+            }
             return;
         }
-        let mut looks = TICK_LOOKS;
+        let mut looks = LOOKS;
         while usize::from(self.tick_next) < self.endpoints.len() {
             if out.remaining_capacity() < TICK_EFFECTS || looks == 0 {
                 return;
@@ -81,22 +85,33 @@ impl<const W: usize> Translated<W> {
         self.rnr_at = next.unwrap_or(Nanos::ZERO);
     }
 
-    /// Retransmits packets unacknowledged for a whole tick. A host gets the oldest, and its answer shows how much it has received. A
-    /// switch gets the oldest and the newest, and then detects each gap between them. A parent of another mode gets all, as from a host: if
-    /// it is of Mode-II, it acknowledges nothing before the result, for which a switch of Mode-I may need a whole message.
+    /// Retransmits packets unacknowledged for a whole tick. A parent of another mode gets all, as from a host: if it is of Mode-II, it
+    /// acknowledges nothing before the result, for which a switch of Mode-I may need a whole message.
     fn repeat(&mut self, endpoint: EndpointId, out: &mut Effects<W>) {
-        let is_rank = self.is_rank(endpoint);
+        let is_like_host = self.is_rank(endpoint) && self.is_parent(endpoint);
         let sending = &mut self.endpoint_mut(endpoint).sending;
-        let moved = core::mem::take(&mut sending.moved);
+        if core::mem::take(&mut sending.moved) {
+            return;
+        }
+        if is_like_host && sending.is_outstanding() && self.is_repairing() {
+            let sending = &mut self.endpoint_mut(endpoint).sending;
+            sending.nak_served = false;
+            sending.go_back();
+            return self.refresh(endpoint);
+        }
+        self.repeat_oldest(endpoint, out);
+    }
+
+    /// Retransmits to an endpoint: a host gets the oldest packet, and its answer shows how much it has received. A switch gets the oldest and the
+    /// newest, and then detects each gap between them.
+    pub(super) fn repeat_oldest(&mut self, endpoint: EndpointId, out: &mut Effects<W>) {
+        let is_rank = self.is_rank(endpoint);
+        let sending = &self.endpoint(endpoint).sending;
         let (oldest, newest) = (sending.acked, sending.sent.saturating_sub(1));
-        if moved || !sending.is_outstanding() || (is_rank && !self.is_repairing()) {
+        if !sending.is_outstanding() || (is_rank && (!self.is_repairing() || self.is_parent(endpoint))) {
             return;
         }
         self.endpoint_mut(endpoint).sending.nak_served = false;
-        if is_rank && self.is_parent(endpoint) {
-            self.endpoint_mut(endpoint).sending.go_back();
-            return self.refresh(endpoint);
-        }
         for g in [Some(oldest), (!is_rank && newest > oldest).then_some(newest)] {
             if let Some(g) = g.filter(|&g| self.lacks(endpoint, g)) {
                 self.emit_again(g, EndpointSet::only(endpoint), true, out);

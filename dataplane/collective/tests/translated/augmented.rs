@@ -233,9 +233,9 @@ fn early_ranks_need_no_keep_alive() {
         let mut net = Net::new(setting);
         while net.now < Nanos::from_secs(19) && net.step() {}
         assert!(net.hosts.iter().all(|h| h.repeated == 0 && h.acked == h.sent));
-        // The acknowledgements of what was sent.
+        // The acknowledgements of what was sent, and two questions to the late one.
         let to_hosts = net.acks.iter().filter(|((_, to), _)| matches!(to, Node::Host(_)));
-        assert!(to_hosts.clone().count() == 3 && to_hosts.clone().all(|(_, count)| *count <= 10));
+        assert!(to_hosts.clone().count() == 4 && to_hosts.clone().all(|(_, count)| *count <= 10));
         net.finish();
     }
 }
@@ -278,10 +278,11 @@ fn nothing_is_refused_in_allreduces_with_a_ring_of_a_window() {
         );
         setting.window = 32;
         setting.slots = 64;
-        setting.starts = [(1, Nanos::from_millis(3))].into();
+        setting.starts = [(1, Nanos::from_millis(2))].into();
         let mut net = Net::new(setting);
         net.finish();
         assert!(net.drops.is_empty(), "{:?}", net.drops);
-        assert!(net.hosts.iter().all(|h| h.repeated == 0 && h.naks == 0));
+        // The late one is asked whether something of it was lost.
+        assert!(net.hosts.iter().all(|h| h.repeated == 0 && (h.naks == 0 || h.config.rank == 1)));
     }
 }

@@ -1,5 +1,5 @@
 //! A host as Linux rxe behaves, and the library on it: go-back-N with 129 packets in flight, an ACK only where one is asked
-//! for, one NAK per gap, a requester that believes any ACK.
+//! for, one NAK per gap, a requester that believes any ACK. As the software RNIC it repeats single packets, and probes, too.
 
 use crate::program::{Item, Payload};
 use castnet_wire::{NakCode, Nanos, Psn, RnrTimer, Syndrome};
@@ -8,6 +8,20 @@ use castnet_wire::{NakCode, Nanos, Psn, RnrTimer, Syndrome};
 const UNACKED_MAX: u64 = 129;
 /// Interval of AckReq within a message.
 const ACK_EVERY: u32 = 66;
+
+/// What a host repeats when it is asked to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Repeats {
+    /// At a NAK, all that follow, as rxe does. It never asks by itself before its time-out.
+    All,
+    /// At a NAK, one packet.
+    One,
+    /// At a request, one packet. A NAK only acknowledges.
+    Requested,
+}
+
+/// How long the software RNIC waits for an answer.
+const OVERDUE: Nanos = Nanos::from_micros(50);
 
 #[derive(Clone, Debug)]
 pub(crate) struct HostConfig {
@@ -20,6 +34,7 @@ pub(crate) struct HostConfig {
     pub(crate) timeout: Nanos,
     /// 7 means no limit.
     pub(crate) retries: u32,
+    pub(crate) repeats: Repeats,
     /// When the rank calls its first collective.
     pub(crate) starts: Nanos,
     /// Before this it has no receive posted.
@@ -43,6 +58,11 @@ pub(crate) struct Host {
     retries_left: u32,
     retrying: bool,
     pub(crate) rnr_until: Option<Nanos>,
+    /// To repeat alone.
+    again: Vec<u64>,
+    probe_at: Option<Nanos>,
+    probes: u32,
+    pub(crate) timeouts: u64,
     nak_sent: bool,
     pub(crate) dead: bool,
     pub(crate) repeated: u64,
@@ -73,6 +93,10 @@ impl Host {
             timer: None,
             retrying: false,
             rnr_until: None,
+            again: Vec::new(),
+            probe_at: None,
+            probes: 0,
+            timeouts: 0,
             nak_sent: false,
             dead: false,
             repeated: 0,
@@ -120,6 +144,13 @@ impl Host {
     /// The next packet to send, with its AckReq bit.
     pub(crate) fn transmit(&mut self, now: Nanos) -> Option<(Psn, Item, bool)> {
         let waits = self.rnr_until.is_some_and(|at| now < at);
+        if let Some(index) = self.again.pop().filter(|_| !self.dead && !waits)
+            && index >= self.acked
+        {
+            self.repeated += 1;
+            let psn = self.config.sq_psn.add(index as i32);
+            return Some((psn, self.out[index as usize], true));
+        }
         if self.dead || waits || self.next >= self.posted || self.next >= self.acked + UNACKED_MAX {
             return None;
         }
@@ -137,6 +168,9 @@ impl Host {
         if self.timer.is_none() {
             self.timer = Some(now + self.config.timeout);
         }
+        if self.config.repeats != Repeats::All && self.probe_at.is_none() && self.probes == 0 {
+            self.probe_at = Some(now + OVERDUE);
+        }
         Some((psn, item, ack_request))
     }
 
@@ -145,7 +179,8 @@ impl Host {
             return None;
         }
         let start = (self.posted == 0 && !self.out.is_empty()).then_some(self.config.starts);
-        [self.timer, self.rnr_until, start].into_iter().flatten().min()
+        let deadlines = [self.timer, self.rnr_until, self.probe_at, start];
+        deadlines.into_iter().flatten().min()
     }
 
     pub(crate) fn on_time(&mut self, now: Nanos) {
@@ -153,6 +188,7 @@ impl Host {
         if self.timer.is_some_and(|at| at <= now) {
             self.timer = None;
             if self.acked < self.sent {
+                self.timeouts += 1;
                 if self.retries_left == 0 {
                     self.dead = true;
                     return;
@@ -165,10 +201,30 @@ impl Host {
                 self.timer = Some(now + self.config.timeout);
             }
         }
+        if self.probe_at.is_some_and(|at| at <= now) {
+            self.probes += 1;
+            let wait = Nanos(OVERDUE.0 << self.probes.min(30));
+            self.probe_at = (wait < self.config.timeout && self.acked < self.sent).then(|| now + wait);
+            if self.next == self.sent && self.acked < self.sent {
+                self.again.push(self.acked);
+            }
+        }
+    }
+
+    /// A repair request.
+    pub(crate) fn on_repair_request(&mut self, psn: Psn) {
+        let index = self.acked as i64 + i64::from(psn.diff(self.config.sq_psn.add(self.acked as i32)));
+        if self.config.repeats != Repeats::All && (self.acked as i64..self.next as i64).contains(&index) {
+            self.again.push(index as u64);
+        }
     }
 
     /// Feedback. Returns the range of packets that it believes to be received now.
     pub(crate) fn on_feedback(&mut self, now: Nanos, psn: Psn, syndrome: Syndrome) -> std::ops::Range<u64> {
+        if self.acked == self.sent {
+            // There is nothing to send again.
+            return self.acked..self.acked;
+        }
         let here = self.config.sq_psn.add(self.acked as i32);
         let ahead = psn.diff(here) + i32::from(syndrome == Syndrome::Ack);
         let before = self.acked;
@@ -186,7 +242,9 @@ impl Host {
             }
             Syndrome::Nak(NakCode::PsnSequenceError) => {
                 self.naks += 1;
-                if ahead >= 0 && !self.retrying {
+                if self.config.repeats == Repeats::One && ahead >= 0 && self.acked < self.next {
+                    self.again.push(self.acked);
+                } else if self.config.repeats == Repeats::All && ahead >= 0 && !self.retrying {
                     self.retrying = true;
                     self.next = self.acked;
                 }
@@ -198,6 +256,10 @@ impl Host {
                 }
             }
             Syndrome::Nak(_) => self.dead = true,
+        }
+        if self.acked > before && self.config.repeats != Repeats::All {
+            self.probes = 0;
+            self.probe_at = (self.acked < self.sent).then_some(now + OVERDUE);
         }
         before..self.acked
     }

@@ -14,5 +14,6 @@ mod program;
 mod properties;
 mod refusals;
 mod rules;
+mod silence;
 mod single;
 mod tree;

@@ -1,7 +1,7 @@
 //! The network: switches, hosts and links under virtual time, checked at each event.
 
 use crate::check;
-use crate::host::{Answer, Host, HostConfig};
+use crate::host::{Answer, Host, HostConfig, Repeats};
 use crate::paths::handle;
 use crate::program::{self, Payload};
 use crate::tree::{Peer, Tree};
@@ -53,6 +53,9 @@ pub(crate) enum Frame {
         msn: u32,
         syndrome: Syndrome,
     },
+    Request {
+        psn: Psn,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,6 +88,8 @@ pub(crate) struct Setting {
     pub(crate) straggler: StragglerPolicy,
     pub(crate) timeout: Nanos,
     pub(crate) retries: u32,
+    /// Hosts as the software RNIC, and not as rxe.
+    pub(crate) soft: bool,
     pub(crate) starts: BTreeMap<u16, Nanos>,
     pub(crate) receives: BTreeMap<u16, Nanos>,
     pub(crate) start_psn: Psn,
@@ -113,6 +118,7 @@ impl Setting {
             straggler: StragglerPolicy::KeepAlive,
             timeout: Nanos::from_micros(67_109),
             retries: 7,
+            soft: false,
             starts: BTreeMap::new(),
             receives: BTreeMap::new(),
             start_psn: Psn::new(Psn::MODULUS - 3),
@@ -172,6 +178,12 @@ impl Net {
                 collectives: usize::from(setting.collectives) / 2 - 1,
                 timeout: setting.timeout,
                 retries: setting.retries,
+                repeats: match (setting.mode, setting.loss) {
+                    _ if !setting.soft => Repeats::All,
+                    (CollectiveMode::Augmented, _) => Repeats::One,
+                    (_, LossPolicy::Repair) => Repeats::Requested,
+                    _ => Repeats::All,
+                },
                 starts: setting.starts.get(&rank).copied().unwrap_or_default(),
                 receives: setting.receives.get(&rank).copied().unwrap_or_default(),
             })
@@ -365,6 +377,10 @@ impl Net {
                 check::acknowledged(self, host, news);
                 None
             }
+            Frame::Request { psn } => {
+                self.hosts[host].on_repair_request(psn);
+                None
+            }
             Frame::Data {
                 psn,
                 shape,
@@ -453,6 +469,7 @@ impl Net {
                 msn,
                 syndrome,
             },
+            Frame::Request { .. } => panic!("only hosts get requests"),
         };
         let mut effects = Effects::new();
         handle(&mut self.switches[switch].machine, self.now, event, &mut effects);
@@ -597,6 +614,7 @@ impl Net {
                 msn,
                 syndrome,
             } => self.send_from(switch, to, Frame::Ack { psn, msn, syndrome }),
+            Effect::Request { to, psn } => self.send_from(switch, to, Frame::Request { psn }),
             Effect::Drop(reason) => *self.drops.entry(reason).or_default() += 1,
             Effect::Conflict { control } => self.conflicts.push((switch, control)),
             Effect::Refused { from, why, .. } => {
@@ -636,7 +654,7 @@ impl Net {
             self.setting.seed,
             self.story()
         );
-        let count = if matches!(frame, Frame::Ack { .. }) {
+        let count = if matches!(frame, Frame::Ack { .. } | Frame::Request { .. }) {
             &mut self.acks
         } else {
             &mut self.data

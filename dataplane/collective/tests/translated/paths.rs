@@ -18,7 +18,7 @@ pub(crate) fn handle(machine: &mut Translated, now: Nanos, event: Event, out: &m
     let (mut twin, mut expected) = (machine.clone(), Effects::new());
     twin.handle(now, event, &mut expected);
     let next = machine
-        .nexts(from)
+        .nexts(now, from)
         .and_then(|mut nexts| Some((nexts.take(psn, shape, ack_request)?, *nexts.call())));
     match (next, &expected[..]) {
         (

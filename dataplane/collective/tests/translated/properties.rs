@@ -75,13 +75,13 @@ fn settings(packets: u32, lost: impl Strategy<Value = u64>) -> impl Strategy<Val
     (
         (any::<u64>(), trees(), calls(packets), lost),
         (1u16..=24, 1u64..4, 2u8..12, any::<u32>()),
-        (0u64..40, 0u64..60, 0u8..3),
+        (0u64..40, 0u64..60, 0u8..3, any::<bool>()),
     )
         .prop_map(
-            |((seed, tree, picks, lost), (m, windows, collectives, start), (doubled, late, policy))| {
+            |((seed, tree, picks, lost), (m, windows, collectives, start), (doubled, late, policy, soft))| {
                 let calls = program(picks, tree.ranks);
                 let mut setting = Setting::new(tree, calls);
-                setting.seed = seed;
+                (setting.seed, setting.soft) = (seed, soft);
                 setting.message_packets = m;
                 setting.window = u64::from(m) * windows + 1;
                 setting.slots = (setting.window as u16 * 2).next_power_of_two();

@@ -90,9 +90,10 @@ fn contributions_of_all_ranks_are_summed() {
                 let mut results: Vec<Vec<u8>> = Vec::new();
                 while results.len() < 2 {
                     for frame in host.receive(1) {
-                        let bth = roce(&frame).bth;
+                        let header = roce(&frame);
+                        let (bth, is_result) = (header.bth, header.aeth.is_none());
                         let is_new = results.iter().all(|before| roce(before).bth.psn != bth.psn);
-                        if bth.dest_qp == qpn(n, rank) && is_new {
+                        if bth.dest_qp == qpn(n, rank) && is_result && is_new {
                             results.push(frame);
                         }
                     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::*;
 use castnet_port::Port;
-use castnet_rules::{GroupRule, TranslatedRule};
+use castnet_rules::{GroupRule, LossPolicy, TranslatedRule};
 use castnet_wire::{
     Aeth, Bth, Call, CallFlags, Control, DataType, Ethernet, ExtHeaders, MacAddr, Network, Opcode, Operation,
     Primitive, Psn, Qpn, Syndrome, Verdict, build::emit_ack, emit_roce,
@@ -56,7 +56,8 @@ fn cast(n: usize) -> GroupRule {
 
 fn sums(n: usize) -> GroupRule {
     let kind = TranslatedRule {
-        // The timeout is long, so that a slow test machine causes no retransmission.
+        // A slow test machine causes no retransmission: neither by a switch that hears nothing for some round trips, nor by a time-out.
+        loss_policy: LossPolicy::Reflect,
         ack_timeout_us: 30_000_000,
         ..TranslatedRule::root(64)
     };

@@ -341,6 +341,7 @@ fn each_counter_counts_its_own_frames() {
         (stats.acks_out, 2),
         (stats.sequence_naks_in, 0),
         (stats.sequence_naks_out, 1),
+        (stats.repair_requests_in, 0),
         (stats.rnr_naks_in, 0),
         (stats.rnr_naks_out, 1),
         (stats.fatal_naks_in, 0),
@@ -350,6 +351,7 @@ fn each_counter_counts_its_own_frames() {
         (stats.cnps_in, 0),
         (stats.rate_cuts, 0),
         (stats.timeouts, 1),
+        (stats.probes, 0),
         (stats.responses_lost, 0),
         (stats.short_buffers, 0),
     ];

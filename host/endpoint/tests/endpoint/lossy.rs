@@ -4,8 +4,8 @@
 
 use crate::common::pipe::{Faults, Random, World, ip, mac};
 use castnet_endpoint::{
-    Access, Completion, CompletionOp, Lent, LocalSlice, MemoryKey, QpConfig, QpState, RecvWr, SendOp, SendWr,
-    Status,
+    Access, Completion, CompletionOp, Lent, LocalSlice, MemoryKey, QpConfig, QpState, RecvWr, Repeat, SendOp,
+    SendWr, Status,
 };
 use castnet_wire::{Nanos, Pmtu, Psn, Qpn};
 use proptest::prelude::*;
@@ -75,7 +75,8 @@ struct Scenario {
     seed: u64,
     pmtu: Pmtu,
     window: u32,
-    selective_repeat: bool,
+    repeat: Repeat,
+    probes: bool,
     faults: Faults,
     retry_cnt: u8,
     qps: u32,
@@ -140,7 +141,8 @@ impl Test {
                     rq_psn: psns[1 - end],
                     pmtu: scenario.pmtu,
                     window: scenario.window,
-                    selective_repeat: scenario.selective_repeat,
+                    repeat: scenario.repeat,
+                    probes: scenario.probes,
                     timeout: 8,
                     retry_cnt: scenario.retry_cnt,
                     min_rnr_timer: 1 + world.random.below(10) as u8,
@@ -392,14 +394,16 @@ fn faults() -> impl Strategy<Value = Faults> {
 
 fn scenario() -> impl Strategy<Value = Scenario> {
     let window = prop_oneof![Just(128u32), 1u32..8, 8u32..300];
-    let windows = (window, any::<bool>());
+    let repeat = prop::sample::select(&[Repeat::All, Repeat::One][..]);
+    let windows = (window, repeat, any::<bool>());
     let pmtu = prop::sample::select(&Pmtu::ALL[..]);
     (any::<u64>(), pmtu, windows, faults(), 1u32..4, any::<bool>()).prop_map(
-        |(seed, pmtu, (window, selective_repeat), faults, qps, late_receives)| Scenario {
+        |(seed, pmtu, (window, repeat, probes), faults, qps, late_receives)| Scenario {
             seed,
             pmtu,
             window,
-            selective_repeat,
+            repeat,
+            probes,
             faults,
             retry_cnt: 7,
             qps,
@@ -444,7 +448,8 @@ fn without_faults_nothing_is_sent_twice() {
             seed,
             pmtu: Pmtu::B1024,
             window: 128,
-            selective_repeat: seed % 2 == 0,
+            repeat: [Repeat::All, Repeat::One][seed as usize % 2],
+            probes: true,
             faults: none,
             retry_cnt: 7,
             qps: 3,

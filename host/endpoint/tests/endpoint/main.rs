@@ -7,6 +7,7 @@ mod golden;
 mod lent;
 mod lossy;
 mod pace;
+mod probes;
 mod requester;
 mod responder;
 mod robust;

@@ -1,7 +1,7 @@
 //! The requester against scripted responses. It must behave as rxe, except where rxe is unsafe.
 
 use crate::common::*;
-use castnet_endpoint::{Discard, PostError, QpConfig, QpState, SendOp, SendWr, Status, TimerReason};
+use castnet_endpoint::{Discard, PostError, QpConfig, QpState, Repeat, SendOp, SendWr, Status, TimerReason};
 use castnet_wire::{NakCode, Nanos, Opcode, Pmtu, Psn, Qpn};
 
 #[test]
@@ -141,7 +141,7 @@ fn selective_repeat_sends_one_packet_again() {
     let mut b = Bench::new(QpConfig {
         pmtu: Pmtu::B256,
         window: 8,
-        selective_repeat: true,
+        repeat: Repeat::One,
         ..config()
     });
     b.post(1, SendOp::Send, 3 * 256);
@@ -177,7 +177,7 @@ fn selective_repeat_goes_back_where_nothing_is_kept() {
     let mut b = Bench::new(QpConfig {
         pmtu: Pmtu::B256,
         window: 6,
-        selective_repeat: true,
+        repeat: Repeat::One,
         ..config()
     });
     b.post(1, SendOp::Send, 6 * 256);

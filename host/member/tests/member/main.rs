@@ -12,7 +12,7 @@ use castnet_member::{
     Group, GroupAddress, MemberConfig, MemberError, Messages, Role, Safeguard, StreamHeader,
 };
 use castnet_port::{BoxPort, MemLink, MemLinkConfig, PortSpec};
-use castnet_rnic::{MemoryKey, Rnic, SoftRnic, SoftRnicConfig};
+use castnet_rnic::{MemoryKey, Repeat, Rnic, SoftRnic, SoftRnicConfig};
 use castnet_wire::{Pmtu, Psn, Qpn};
 
 /// Address of a member; 0 is the source, 1 the receiver.
@@ -32,7 +32,7 @@ fn config(member: u8) -> MemberConfig {
         pmtu: Pmtu::B1024,
         va_base: 0,
         rate_limit: None,
-        selective_repeat: false,
+        repeat: Repeat::All,
         synchronizes: false,
     };
     let qpn = Some(qpn(member));

@@ -341,7 +341,8 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
             retry_cnt: remote.retry_cnt,
             rnr_retry: remote.rnr_retry,
             min_rnr_timer: remote.min_rnr_timer,
-            selective_repeat: remote.selective_repeat,
+            repeat: remote.repeat,
+            probes: true,
             rate_limit: remote.rate_limit,
             cnp_interval: congestion.map(Congestion::cnp_interval),
             reaction: congestion.map(|congestion| congestion.reaction(self.port.speed_mbps())),
@@ -384,6 +385,7 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
             rnr_naks_sent: Some(stats.rnr_naks_out),
             cnps_received: self.config.congestion.map(|_| stats.cnps_in),
             cnps_sent: self.config.congestion.map(|_| stats.cnps_out),
+            probes: stats.probes,
             answers: stats.acks_in + stats.sequence_naks_in + stats.rnr_naks_in,
             requests: stats.requests_in + stats.duplicates_in,
         }

@@ -394,6 +394,7 @@ impl Rnic for VerbsRnic {
             rnr_naks_sent,
             cnps_received: growth(&["rp_cnp_handled"]),
             cnps_sent: growth(&["np_cnp_sent"]),
+            probes: 0,
             answers: sum(&[naks_received, rnr_naks_received]),
             requests: sum(&[duplicates_received, naks_sent, rnr_naks_sent]),
         }

@@ -2,6 +2,7 @@
 //! generation of a group, with queue pairs of its own, starts afresh.
 
 use castnet_comm::machine::{Collective, Failure, InNetworkConfig, Task};
+use castnet_endpoint::Repeat;
 use castnet_planner::{Member, Request};
 use castnet_rules::{CollectiveMode, GroupRule, RankPart, TranslatedRule};
 use castnet_sim::{LinkProfile, RankQp, SimConfig, Simulation, TaskMemory};
@@ -36,6 +37,8 @@ struct Net {
     sim: Simulation,
     topology: Topology,
     mode: CollectiveMode,
+    /// Ranks repeat and probe as the software RNIC does, and not as rxe.
+    soft: bool,
     /// What failed, for messages.
     name: String,
     generation: u8,
@@ -55,6 +58,7 @@ impl Net {
             sim,
             topology,
             mode,
+            soft: !seed.is_multiple_of(2),
             name: format!("seed {seed}, {mode}"),
             generation: 0,
         }
@@ -87,6 +91,16 @@ impl Net {
             window_packets: WINDOW.into(),
             message_packets: 8,
             ..InNetworkConfig::new(0, SIZE)
+        };
+        let qp = RankQp {
+            repeat: match self.mode {
+                _ if !self.soft => Repeat::All,
+                CollectiveMode::Translated => Repeat::Requested,
+                CollectiveMode::Augmented => Repeat::One,
+                CollectiveMode::Terminated => Repeat::All,
+            },
+            probes: self.soft,
+            ..qp
         };
         let plan = self.sim.join_group(&self.topology, &request, machine, qp);
         plan.expect("joined").rules.into_iter().collect()

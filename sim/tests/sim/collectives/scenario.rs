@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 
 use castnet_comm::machine::{Collective, InNetworkConfig, Task};
+use castnet_endpoint::Repeat;
 use castnet_planner::{Member, Request};
 use castnet_rules::{CollectiveMode, LossPolicy, RankPart, StragglerPolicy, TranslatedRule};
 use castnet_sim::{LinkProfile, RankQp};
@@ -83,7 +84,7 @@ impl Scenario {
                     .into_iter()
                     .map(|name| (name, pick(more, CollectiveMode::ALL)));
                 group.request.modes = modes.collect();
-                group.qp.selective_repeat = false;
+                group.qp.repeat = Repeat::All;
             }
         }
         Self {
@@ -142,7 +143,8 @@ impl Group {
             ..Member::new(host, Qpn::new(rng.random_range(2..0xFF_FFFF)))
         });
         let ranks = ranks.collect();
-        let mcst_id = McstId(Ipv4Addr::new(10, number, rng.random(), 1));
+        let drawn: u8 = rng.random();
+        let mcst_id = McstId(Ipv4Addr::new(10, number, drawn, 1));
         let (start_psn, loss_policy) = (psn(rng), pick(rng, LossPolicy::ALL));
         // Drawn from what was drawn before, so that the other values of a seed stay.
         let mode = match (loss_policy, start_psn.value() % 4) {
@@ -180,7 +182,14 @@ impl Group {
                 timeout,
                 window: pick(rng, &[16, 64, 129, 1024]),
                 min_rnr_timer: rng.random_range(1..8),
-                selective_repeat: mode == CollectiveMode::Augmented && size.is_multiple_of(2),
+                // Drawn from what was drawn before, too.
+                repeat: match (mode, loss_policy) {
+                    _ if drawn.is_multiple_of(2) => Repeat::All,
+                    (CollectiveMode::Augmented, _) => Repeat::One,
+                    (CollectiveMode::Translated, LossPolicy::Repair) => Repeat::Requested,
+                    _ => Repeat::All,
+                },
+                probes: (drawn / 2).is_multiple_of(2),
                 ..RankQp::default()
             },
         }

@@ -112,7 +112,8 @@ impl Run<'_> {
             timeout: scenario.timeout,
             window: scenario.window,
             min_rnr_timer: scenario.min_rnr_timer,
-            selective_repeat: scenario.selective_repeat,
+            repeat: scenario.repeat,
+            probes: scenario.probes,
             limits: QueueLimits {
                 send: 64,
                 receive: 64,

@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 
+use castnet_endpoint::Repeat;
 use castnet_planner::{Member, Request, RequestKind};
 use castnet_rules::{HostPart, MulticastRule, RemoteMemory, RepairRule};
 use castnet_sim::LinkProfile;
@@ -68,8 +69,10 @@ pub(crate) struct Scenario {
     /// Profiles of both directions of each link.
     pub(crate) links: Vec<[LinkProfile; 2]>,
     pub(crate) poll_delay: Nanos,
-    /// The source sends one packet again after a NAK.
-    pub(crate) selective_repeat: bool,
+    /// What the source sends again after a NAK.
+    pub(crate) repeat: Repeat,
+    /// Whether it sends its oldest packet again where an answer is overdue.
+    pub(crate) probes: bool,
     pub(crate) window: u32,
     pub(crate) timeout: u8,
     pub(crate) min_rnr_timer: u8,
@@ -138,7 +141,11 @@ impl Scenario {
             bytes,
             links,
             poll_delay: Nanos(*[0, 300, 2_000, 10_000].choose(rng).expect("not empty")),
-            selective_repeat: repair(seed).is_some() && seed.is_multiple_of(2),
+            repeat: match repair(seed).is_some() && seed.is_multiple_of(2) {
+                true => Repeat::One,
+                false => Repeat::All,
+            },
+            probes: (seed / 2).is_multiple_of(2),
             window: *[4, 16, 64, 128, 128].choose(rng).expect("not empty"),
             timeout: rng.random_range(7..10),
             min_rnr_timer: rng.random_range(1..8),
@@ -156,7 +163,8 @@ impl Scenario {
             psn,
             messages,
             window,
-            selective_repeat,
+            repeat,
+            probes,
             timeout,
             poll_delay,
             restart,
@@ -167,7 +175,7 @@ impl Scenario {
             .map(|m| format!("{:?} of {} B", m.op, m.length))
             .collect();
         format!(
-            "seed {seed}: {flavour:?}, {shape}, repair {:?}, {} receivers, PMTU {}, PSN from {psn} ({}), window {window}, selective repeat {selective_repeat}, \
+            "seed {seed}: {flavour:?}, {shape}, repair {:?}, {} receivers, PMTU {}, PSN from {psn} ({}), window {window}, repeats {repeat:?}, probes {probes}, \
              time-out {timeout}, switches look after {poll_delay}, restart {restart:?}; messages: {}",
             repair(*seed).map(|rule| rule.slots),
             request.members.len() - 1,

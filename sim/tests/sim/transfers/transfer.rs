@@ -1,7 +1,8 @@
 //! A file from one host to others, in messages of 32 KiB, by SEND or by WRITE.
 
 use castnet_endpoint::{
-    Access, CompletionOp, LocalSlice, MemoryKey, QpConfig, QueueLimits, RecvWr, SendOp, SendWr, Stats, Status,
+    Access, CompletionOp, LocalSlice, MemoryKey, QpConfig, QueueLimits, RecvWr, Repeat, SendOp, SendWr, Stats,
+    Status,
 };
 use castnet_planner::{LinkLoad, Member, Plan, Request, RoomTable, plan};
 use castnet_rules::{HostPart, MulticastRule, RemoteMemory, RepairRule};
@@ -99,7 +100,12 @@ impl Transfer {
                 rq_psn: first,
                 timeout: 10,
                 // As CommLib and `castnet host` have it.
-                selective_repeat: repair.is_some(),
+                repeat: match repair.is_some() {
+                    true => Repeat::One,
+                    false => Repeat::All,
+                },
+                // As the software RNIC does, and as RNICs do.
+                probes: seed.is_multiple_of(2),
                 limits: QueueLimits {
                     send: messages as usize + 1,
                     receive: messages as usize + 1,

@@ -41,6 +41,8 @@ pub struct Config {
     pub early: u8,
     /// Most ticks of all switches while no message is in flight.
     pub ticks: u8,
+    /// Most times that all switches ask while no message is in flight, as they do after a silence.
+    pub asks: u8,
     /// Ticks, and rounds of time-outs, reserved until the late rank starts. They repair later losses.
     pub kept: u8,
     /// Most rounds of time-outs while no message is in flight. In a round every waiting rank has one, in any order.
@@ -81,6 +83,7 @@ impl Config {
             delays: 0,
             early: 0,
             ticks: 2,
+            asks: 0,
             kept: 0,
             time_outs: 3,
             exhaustive: false,

@@ -122,6 +122,10 @@ impl Host {
     }
 
     fn feedback(&mut self, part: &Part, psn: Psn, syndrome: Syndrome) -> Reaction {
+        // It was asked before it has called: an RNIC ignores answers to what it never sent.
+        if !self.started {
+            return Reaction::NOTHING;
+        }
         let at = psn.diff(part.sq_psn);
         Reaction {
             retransmits: self.connection.feedback(at, syndrome, part.packets_out()),

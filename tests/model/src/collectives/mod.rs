@@ -30,7 +30,7 @@ pub use config::{Config, Losable};
 pub use fault::Fault;
 pub use message::Content;
 pub use runs::{
-    AUGMENTED, AUGMENTED_FULL, EPIC_TABLE_8, FULL, MIXED, REFLECT, REPAIR, Run, SHORT, STRAGGLERS,
+    ASKED, AUGMENTED, AUGMENTED_FULL, EPIC_TABLE_8, FULL, MIXED, REFLECT, REPAIR, Run, SHORT, STRAGGLERS,
     WITHOUT_TIMERS, short, with_fault, without_timers,
 };
 
@@ -58,6 +58,7 @@ pub struct State {
     delays: u8,
     early: u8,
     ticks: u8,
+    asks: u8,
     time_outs: u8,
     /// Bit set of the ranks that have had their time-out in this round.
     timed_out: u8,
@@ -96,6 +97,7 @@ impl Hash for State {
             self.delays,
             self.early,
             self.ticks,
+            self.asks,
             self.time_outs,
             self.timed_out,
         ];
@@ -144,6 +146,8 @@ pub enum Action {
     EarlyTimeOut(usize),
     /// All switches tick.
     Tick,
+    /// All switches ask.
+    Ask,
     /// A rank times out.
     TimeOut(usize),
     /// The late rank starts.
@@ -339,6 +343,7 @@ impl Model for Collective {
             delays: config.delays,
             early: config.early,
             ticks: config.ticks,
+            asks: config.asks,
             time_outs: config.time_outs,
             timed_out: 0,
             broken: None,
@@ -380,8 +385,12 @@ impl Model for Collective {
             true => 0,
             false => self.config.kept,
         };
-        if state.ticks > kept && state.switches.iter().any(|switch| switch.get().is_active()) {
+        let is_active = state.switches.iter().any(|switch| switch.get().is_active());
+        if state.ticks > kept && is_active {
             actions.push(Action::Tick);
+        }
+        if state.asks > 0 && is_active {
+            actions.push(Action::Ask);
         }
         if state.time_outs > kept {
             let has_not_yet = |rank: &usize| state.timed_out >> rank & 1 == 0;
@@ -432,6 +441,13 @@ impl Model for Collective {
                 state.ticks -= 1;
                 for switch in 0..SWITCHES {
                     self.tick(&mut state, switch);
+                }
+            }
+            Action::Ask => {
+                state.asks -= 1;
+                for switch in 0..SWITCHES {
+                    let step = Nodes.ask(&mut state.switches, switch);
+                    self.apply_step(&mut state, step);
                 }
             }
             Action::TimeOut(rank) => {

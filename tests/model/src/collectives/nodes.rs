@@ -130,6 +130,7 @@ impl Nodes {
                 mode: config.modes[index],
                 loss: config.loss,
                 straggler: config.straggler,
+                // Time stands still: each tick is due, and nothing is measured.
                 tick: Nanos::ZERO,
                 stall_timeout: Nanos::ZERO,
             };
@@ -305,6 +306,21 @@ impl Nodes {
         step
     }
 
+    /// A switch asks, as after a silence. One of Mode-I does not: the connections that end there have the timers of ranks.
+    pub fn ask(&self, switches: &mut [SharedSwitch; SWITCHES], index: usize) -> Step {
+        let mut step = Step::default();
+        let mut after = switches[index].get().clone();
+        if let Switch::Packets(switch) = &mut after {
+            let mut effects = Effects::new();
+            // One call asks three endpoints.
+            switch.machine.ask_all(&mut effects);
+            self.carry_out(index, switch, &effects, None, &mut step);
+            self.send_pending(index, switch, &mut step);
+        }
+        switches[index] = SharedSwitch::new(after);
+        step
+    }
+
     fn put_on_links(&self, index: usize, sent: Vec<(usize, Message)>, step: &mut Step) {
         let sent = sent.into_iter();
         step.sent
@@ -367,6 +383,8 @@ impl Nodes {
                     sent.push((self.away(index, to.index()), message));
                 }
                 Effect::Conflict { .. } => seen.conflict = true,
+                // The model's ranks are as rxe: they go back at a NAK, and know no request. They have no probes either.
+                Effect::Request { .. } => {}
                 Effect::Complete { .. }
                 | Effect::Merged
                 | Effect::Cnp { .. }

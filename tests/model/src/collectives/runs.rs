@@ -88,6 +88,32 @@ pub const STRAGGLERS: &[Run] = &[
     ),
 ];
 
+const fn asked(config: Config) -> Config {
+    Config {
+        asks: 1,
+        ..two_packets(one_loss(config))
+    }
+}
+
+/// Switches ask for what is missing, as they do after a silence, before or after any tick and time-out.
+pub const ASKED: &[Run] = &[
+    run("AllReduce, repair: loss, switches ask", asked(all_reduce(Repair))),
+    run("Reduce, repair: loss, switches ask", asked(reduce(Repair))),
+    run("Broadcast, repair: loss, switches ask", asked(broadcast(Repair))),
+    run(
+        "AllReduce, augmented: loss, switches ask",
+        augmented(asked(all_reduce(Repair))),
+    ),
+    run(
+        "AllReduce, repair: late rank, switches ask",
+        Config {
+            late_rank: Some(3),
+            losses: 0,
+            ..asked(all_reduce(Repair))
+        },
+    ),
+];
+
 const fn two_packets(config: Config) -> Config {
     Config { packets: 2, ..config }
 }

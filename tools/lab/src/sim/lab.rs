@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 
 use castnet_comm::machine::{BroadcastAlgorithm, Collective, HostBasedConfig, Task};
+use castnet_endpoint::Repeat;
 use castnet_group::{Distribution, TreeShape};
 use castnet_planner::{Member, Request};
 use castnet_rules::{MulticastRule, RepairRule};
@@ -235,7 +236,11 @@ impl Broadcast {
         let qp = RankQp {
             window: WINDOW.into(),
             timeout,
-            selective_repeat: self.repairs,
+            repeat: match self.repairs {
+                true => Repeat::One,
+                false => Repeat::All,
+            },
+            probes: true,
             void_slots: true,
             ..RankQp::default()
         };

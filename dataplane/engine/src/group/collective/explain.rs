@@ -122,6 +122,7 @@ pub(super) fn all<const W: usize>(group: &CollectiveContext<W>, effects: &[Effec
             } => {
                 format!("send to {}: {syndrome} of PSN {psn}", name(rule, to))
             }
+            Effect::Request { to, psn } => format!("ask {} for PSN {psn}", name(rule, to)),
             Effect::Cnp { to } => format!("send a CNP to {}", names(rule, to.iter())),
             Effect::Absorb => "absorb".into(),
             Effect::Drop(reason) => format!("drop ({reason})"),

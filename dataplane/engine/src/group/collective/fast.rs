@@ -127,7 +127,7 @@ where
             meter.bytes_above_half()
         });
         let mut left = most;
-        let mut nexts = machine.nexts(from).map(|nexts| {
+        let mut nexts = machine.nexts(cx.now, from).map(|nexts| {
             let kernel = kernels.select(kernel_key(nexts.call()));
             (nexts, kernel)
         });

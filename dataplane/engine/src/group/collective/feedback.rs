@@ -1,7 +1,7 @@
 //! Sends feedback of a collective group: acknowledge packets (EPIC 4.1: SendAck) and CNPs.
 
 use castnet_collective::EndpointId;
-use castnet_wire::{Aeth, Psn, Syndrome};
+use castnet_wire::{Aeth, Opcode, Psn, Syndrome};
 
 use super::context::CollectiveContext;
 use super::explain;
@@ -9,7 +9,7 @@ use super::frame::EffectCx;
 use crate::egress::Egress;
 use crate::observe::counters::{CollectiveCounters, EndpointCounters};
 use crate::observe::trace::{Observer, Stage, Step};
-use crate::output::acknowledge;
+use crate::output::acknowledge::{self, AckTemplate};
 use crate::output::cx::Cx;
 
 /// Sends an acknowledge packet or, without PSN and AETH, a CNP.
@@ -53,6 +53,36 @@ pub(super) fn send<E: Egress, O: Observer, const W: usize>(
         };
         let why = format!("dst {}, by port {}", connection.address.dst, connection.port);
         Step::new(Stage::Feedback, decision, why)
+    });
+    cx.send(&mut output.counters, connection.port, frame);
+}
+
+/// Asks a rank to send one packet again: decision 5.
+#[cold]
+pub(super) fn request<E: Egress, O: Observer, const W: usize>(
+    cx: &mut Cx<'_, E, O>,
+    effect_cx: &mut EffectCx<'_>,
+    group: &mut CollectiveContext<W>,
+    to: EndpointId,
+    psn: Psn,
+) {
+    let output = &mut *effect_cx.output;
+    let Some(connection) = group.connections.get(to.index()) else {
+        return output
+            .counters
+            .invariant_violated("requests are for one of the endpoints");
+    };
+    let (hop, opcode) = ((connection.port, connection.next_hop), Opcode::RepairRequest);
+    let addresses = (&AckTemplate::of(&connection.address, opcode), &connection.address);
+    let syndrome = Syndrome::Ack;
+    let ack = Some((psn, Aeth { syndrome, msn: 0 }));
+    let Some(frame) = acknowledge::feedback(cx, output, hop, &connection.link, addresses, ack, None) else {
+        group.counters.lost += 1;
+        return;
+    };
+    cx.observer.step(|| {
+        let decision = format!("{opcode} for {}", explain::name(&group.rule, to));
+        Step::new(Stage::Feedback, decision, format!("it lacks PSN {psn}"))
     });
     cx.send(&mut output.counters, connection.port, frame);
 }

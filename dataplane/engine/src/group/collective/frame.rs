@@ -451,6 +451,7 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                 msn,
                 syndrome,
             } => feedback::send(cx, effect_cx, group, to, Some((psn, Aeth { syndrome, msn }))),
+            Effect::Request { to, psn } => feedback::request(cx, effect_cx, group, to, psn),
             Effect::Cnp { to } => {
                 for endpoint in to {
                     feedback::send(cx, effect_cx, group, endpoint, None);
@@ -525,7 +526,7 @@ fn store_imm<const W: usize>(group: &mut CollectiveContext<W>, slot: u16, receiv
 fn charge<const W: usize>(work: &mut usize, effects: &[Effect<W>], ready: usize) {
     let frames = effects.iter().map(|effect| match effect {
         Effect::Emit { to, .. } | Effect::EmitControl { to, .. } | Effect::Cnp { to } => to.len(),
-        Effect::Acknowledge { .. } => 1,
+        Effect::Acknowledge { .. } | Effect::Request { .. } => 1,
         _ => 0,
     });
     *work = work.saturating_sub(looks(ready).max(frames.sum::<usize>() * FRAME));

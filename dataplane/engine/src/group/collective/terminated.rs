@@ -177,6 +177,7 @@ fn connection(
         pmtu: rule.pmtu,
         timeout: timeout(kind.ack_timeout_us),
         min_rnr_timer: RNR_TIMER,
+        probes: true,
         cnp_interval: Some(QpConfig::CNP_INTERVAL),
         reaction: Some(ReactionConfig::new(LINK_RATE)),
         ..QpConfig::new(qpn(id), hop.ip().unwrap_or(rule.mcst_id.0), hop.mac(), hop.qpn())

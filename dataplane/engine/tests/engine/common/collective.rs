@@ -317,6 +317,10 @@ impl Rank {
         if !addressed || !icrc::verify_bytes(bytes, header.l3, header.frame_len) {
             return;
         }
+        // It goes back at the NAK. Before its call, it has sent nothing that could be lost.
+        if header.bth.opcode == Opcode::RepairRequest || header.aeth.is_some() && self.next == 0 {
+            return;
+        }
         if let Some(aeth) = header.aeth {
             let ahead = header.bth.psn.diff(sq_psn(self.rank).add(self.acked as i32));
             let acknowledged = match aeth.syndrome {

@@ -172,6 +172,11 @@ impl Packet {
         packet
     }
 
+    pub fn with(mut self, opcode: Opcode) -> Self {
+        self.bth.opcode = opcode;
+        self
+    }
+
     pub fn ack_request(mut self) -> Self {
         self.bth.ack_request = true;
         self

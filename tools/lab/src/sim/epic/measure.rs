@@ -4,7 +4,7 @@ use std::error::Error;
 use std::net::Ipv4Addr;
 
 use castnet_comm::machine::{Collective, HostBasedConfig, InNetworkConfig, Machine, Task};
-use castnet_endpoint::ReactionConfig;
+use castnet_endpoint::{ReactionConfig, Repeat};
 use castnet_planner::{Member, Request};
 use castnet_rules::{CollectiveMode, LossPolicy, TranslatedRule};
 use castnet_sim::{End, LinkProfile, RankQp, SimConfig, Simulation};
@@ -263,7 +263,12 @@ fn join(
     };
     let line = BitRate::new(net.gbps * 1_000_000_000);
     let qp = RankQp {
-        selective_repeat: matches!(method, Method::Augmented | Method::Ahead { .. }),
+        repeat: match method {
+            Method::Augmented | Method::Ahead { .. } => Repeat::One,
+            Method::Epic(LossPolicy::Repair) => Repeat::Requested,
+            _ => Repeat::All,
+        },
+        probes: true,
         reaction: line.filter(|_| reacts).map(ReactionConfig::new),
         ..qp(setting)
     };
