@@ -55,7 +55,10 @@ mod tests {
         assert_eq!(round_trip.patience(3, SECOND), Nanos::from_micros(2_400));
         (0..100).for_each(|_| round_trip.measure(Nanos::from_micros(100)));
         let steady = round_trip.patience(0, SECOND);
-        assert!((Nanos::from_micros(99)..Nanos::from_micros(101)).contains(&steady), "{steady}");
+        assert!(
+            (Nanos::from_micros(99)..Nanos::from_micros(101)).contains(&steady),
+            "{steady}"
+        );
         // One that takes much longer raises it by more than a steady rise would.
         round_trip.measure(Nanos::from_micros(900));
         assert!(round_trip.patience(0, SECOND) > Nanos::from_micros(900));

@@ -465,7 +465,9 @@ impl Requester {
     /// Sends the oldest unacknowledged packet again if its answer is overdue, and nothing else is sent again. True if it does.
     pub(crate) fn handle_probe_timeout(&mut self, now: Nanos) -> bool {
         let is_idle = self.rnr_deadline.is_none() && self.repeats.is_empty() && self.next == self.sent;
-        let Some(probe) = &mut self.probe else { return false };
+        let Some(probe) = &mut self.probe else {
+            return false;
+        };
         if !probe.handle_timeout(now) || !is_idle || self.unacked == self.sent {
             return false;
         }

@@ -25,7 +25,12 @@ impl Tick {
 
     /// Two ticks are the time after which an answer is overdue.
     pub(super) fn period(&self) -> Nanos {
-        Nanos(self.round_trip.patience(self.count, self.longest + self.longest).0 / 2)
+        Nanos(
+            self.round_trip
+                .patience(self.count, self.longest + self.longest)
+                .0
+                / 2,
+        )
     }
 
     /// True if ticks have passed without progress: the period is longer.

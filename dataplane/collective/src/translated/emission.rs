@@ -109,7 +109,9 @@ impl<const W: usize> Translated<W> {
         }
         // In Mode-III, the sum for the parent and the result for the children are in two slots.
         let pipe = self.pipe_to(g, &mut to);
-        let is_first = to.iter().all(|endpoint| self.endpoint(endpoint).sending.sent <= g);
+        let is_first = to
+            .iter()
+            .all(|endpoint| self.endpoint(endpoint).sending.sent <= g);
         // Within the data of a block, all receivers have the same following packet: if it is not ready, one check is enough.
         let next = g + 1;
         let alike = self.calls.find(g).is_some_and(|index| {

@@ -283,6 +283,10 @@ fn nothing_is_refused_in_allreduces_with_a_ring_of_a_window() {
         net.finish();
         assert!(net.drops.is_empty(), "{:?}", net.drops);
         // The late one is asked whether something of it was lost.
-        assert!(net.hosts.iter().all(|h| h.repeated == 0 && (h.naks == 0 || h.config.rank == 1)));
+        assert!(
+            net.hosts
+                .iter()
+                .all(|h| h.repeated == 0 && (h.naks == 0 || h.config.rank == 1))
+        );
     }
 }

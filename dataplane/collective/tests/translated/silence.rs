@@ -52,7 +52,12 @@ fn whichever_frame_is_lost_nobody_waits_for_a_time_out() {
         assert!(lossless.now < SOON, "{}", lossless.story());
         for lost in 0..frames {
             let (net, _) = run(&setting, &[lost]);
-            assert!(net.now < SOON, "frame {lost} of {:?}: {}", setting.calls, net.story());
+            assert!(
+                net.now < SOON,
+                "frame {lost} of {:?}: {}",
+                setting.calls,
+                net.story()
+            );
             assert!(net.hosts.iter().all(|host| host.timeouts == 0));
         }
     }

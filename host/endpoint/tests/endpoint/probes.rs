@@ -67,7 +67,10 @@ fn a_receiver_that_has_the_probe_alone_gets_the_rest() {
 
 #[test]
 fn each_probe_waits_twice_as_long_and_the_time_out_remains() {
-    let mut b = bench(QpConfig { timeout: 9, ..config() });
+    let mut b = bench(QpConfig {
+        timeout: 9,
+        ..config()
+    });
     let begin = b.now;
     round_trips(&mut b, 20, 1);
     b.post(1, SendOp::Send, 1);
@@ -79,7 +82,10 @@ fn each_probe_waits_twice_as_long_and_the_time_out_remains() {
         if b.drain().is_empty() {
             continue;
         }
-        assert!(before == Nanos::ZERO || waited == Nanos(2 * before.0), "{before} {waited}");
+        assert!(
+            before == Nanos::ZERO || waited == Nanos(2 * before.0),
+            "{before} {waited}"
+        );
         before = waited;
     }
     assert!(b.endpoint.stats().probes >= 4);

@@ -1,8 +1,8 @@
 //! A file from one host to others, in messages of 32 KiB, by SEND or by WRITE.
 
 use castnet_endpoint::{
-    Access, CompletionOp, LocalSlice, MemoryKey, QpConfig, QueueLimits, RecvWr, Repeat, SendOp, SendWr, Stats,
-    Status,
+    Access, CompletionOp, LocalSlice, MemoryKey, QpConfig, QueueLimits, RecvWr, Repeat, SendOp, SendWr,
+    Stats, Status,
 };
 use castnet_planner::{LinkLoad, Member, Plan, Request, RoomTable, plan};
 use castnet_rules::{HostPart, MulticastRule, RemoteMemory, RepairRule};
