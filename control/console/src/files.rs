@@ -168,7 +168,7 @@ pub fn replace(path: &Path, text: &str, is_own: fn(&str) -> bool) -> io::Result<
 /// As many bytes as a line with an address has.
 const LINE: usize = 64;
 
-/// Fails if [`replace`] would fail now with a file, also where there is no room for a line. Changes nothing.
+/// Fails if [`replace`] would fail now with a file, also if the disk has no space for a line. Changes nothing.
 pub fn check_replaceable(path: &Path, is_own: fn(&str) -> bool) -> io::Result<()> {
     match place(path)? {
         Place::Special => Ok(()),

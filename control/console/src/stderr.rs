@@ -79,7 +79,7 @@ mod tests {
         let mut first = vec![0; written * 100];
         reader.read_exact(&mut first).unwrap();
         assert_eq!(first, (0..written).map(line).collect::<String>().into_bytes());
-        let told = left_out;
+        let reported = left_out;
         put(&mut writer, &mut left_out, b"it goes on\n");
         // A line that is longer than what a pipe takes at once.
         put(&mut writer, &mut left_out, &[b'x'; 10_000]);
@@ -89,7 +89,7 @@ mod tests {
         let long = "x".repeat(10_000);
         assert_eq!(
             rest,
-            format!("{told} lines were left out: nobody read them\nit goes on\n{long}")
+            format!("{reported} lines were left out: nobody read them\nit goes on\n{long}")
         );
         assert_eq!(left_out, 0);
     }
