@@ -93,6 +93,18 @@ impl LinkHeader {
     pub(crate) fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }
+
+    /// Writes the tags and the EtherType. Without tags, this is a store of two bytes.
+    #[inline]
+    fn write(&self, frame: &mut [u8]) {
+        if self.length == Self::PLAIN.length {
+            if let Some([a, b]) = frame.get_mut(MACS..MACS + 2) {
+                (*a, *b) = (self.bytes[0], self.bytes[1]);
+            }
+        } else if let Some(room) = frame.get_mut(MACS..MACS + self.length) {
+            room.copy_from_slice(self.bytes());
+        }
+    }
 }
 
 /// The addresses of a group's feedback, constant for the life of the group.
@@ -201,9 +213,7 @@ pub(crate) fn feedback<E: Egress, O: Observer>(
     };
     let head = frame.head_mut();
     set_macs(head, output.next_hops.get(next_hop), output.ports.mac(port));
-    if let Some(room) = head.get_mut(MACS..l3) {
-        room.copy_from_slice(link.bytes());
-    }
+    link.write(head);
     let packet = head.get_mut(l3..).unwrap_or_default();
     if let (Some((psn, aeth)), Some(packet)) = (ack, packet.first_chunk_mut()) {
         template.write(packet, link.tos(), psn, aeth);

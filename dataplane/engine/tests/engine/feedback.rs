@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use crate::batches::feed_batch;
 use crate::common::*;
 use castnet_engine::EventKind;
 use castnet_engine::plain::PlainEgress;
 use castnet_rules::{GroupRule, MulticastRule};
 use castnet_wire::{
-    AnySource, DropReason, Ethernet, IpAddrs, Ipv4, McstId, NakCode, Nanos, Opcode, Psn, Qpn, RnrTimer,
+    Aeth, AnySource, DropReason, Ethernet, IpAddrs, Ipv4, McstId, NakCode, Nanos, Opcode, Psn, Qpn, RnrTimer,
     Syndrome, VlanTag, icrc,
 };
 use proptest::prelude::*;
@@ -459,6 +460,95 @@ fn feedback_has_the_tags_of_the_sources_data() {
             }
         }
     }
+}
+
+/// Over the fast path, where packets of one run may have several classes of service.
+#[test]
+fn feedback_has_the_class_of_service_of_the_last_data() {
+    let mut engine = star_switch(2);
+    let data = |psn, tos| {
+        let mut frame = DataFrame::new(Opcode::SendOnly, psn, &[1; 64]);
+        frame.tos = tos;
+        frame.bytes()
+    };
+    let answer = |n, psn| {
+        let mut frame = DataFrame::new(Opcode::Ack, psn, &[]);
+        (frame.src, frame.ethernet, frame.tos) = (host_ip(n), ethernet(n), 0xB8);
+        frame.ext.aeth = Some(Aeth {
+            syndrome: Syndrome::Ack,
+            msn: 1,
+        });
+        frame.bytes()
+    };
+    for (psn, before, last) in [(101, 0x68, 0x68), (103, 0x68, 0x20), (105, 0x22, 0x6B)] {
+        let frames = [data(psn - 1, before), data(psn, last)];
+        feed_batch(&mut engine, T0, 0, &frames);
+        assert_eq!(feed(&mut engine, T0, 1, &answer(1, psn)), []);
+        let sent = feed(&mut engine, T0, 2, &answer(2, psn));
+        let [(0, frame)] = &sent[..] else {
+            panic!("{sent:?}")
+        };
+        assert_eq!(said(frame).0, psn);
+        assert_eq!(roce(frame).tos, last & 0xFC, "PSN {psn}");
+    }
+}
+
+/// The NAK of a receiver with a VLAN of its own. Those of the other one are not sent after it, so the source must get it.
+#[test]
+fn a_nak_with_tags_reaches_the_source_without_them() {
+    let mut engine = star_switch(2);
+    for psn in 100..103 {
+        feed(&mut engine, T0, 0, &send(psn, &[1; 64]));
+    }
+    assert_eq!(feed(&mut engine, T0, 2, &ack(2, 100, 1, Syndrome::Ack)), []);
+    let mut tagged = ack(1, 101, 1, GAP);
+    tagged.splice(12..12, [0x81, 0, 3, 0xE7]);
+    let sent = feed(&mut engine, T0, 1, &tagged);
+    let told: Vec<_> = sent.iter().map(|(port, frame)| (*port, said(frame))).collect();
+    assert_eq!(told, [(0, (100, Syndrome::Ack, 1)), (0, (101, GAP, 1))]);
+    for (_, frame) in &sent {
+        assert_eq!(Ethernet::parse(frame).unwrap().0.vlan, None);
+        assert_eq!(roce(frame).tos, roce(&send(0, &[])).tos);
+    }
+    assert_eq!(feed(&mut engine, T0, 2, &ack(2, 101, 1, GAP)), []);
+    assert_conserved(&engine);
+}
+
+/// The last ACK of one source is also what lets the next one send: each gets feedback with its own tags, and nobody those of the receiver.
+#[test]
+fn where_the_source_changes_each_member_has_its_own_tags() {
+    const VLANS: [u8; 3] = [5, 6, 7];
+    let mut engine = engine(4);
+    let any_source = |kind: &mut MulticastRule| kind.any_source = Some(AnySource::Bridged);
+    install(&mut engine, &star(2).with_multicast(any_source));
+    let data = |n: usize| {
+        let mut frame = DataFrame::new(Opcode::SendOnly, 100, &[1; 64]);
+        (frame.src, frame.ethernet) = (host_ip(n), ethernet(n));
+        frame.vlan(VLANS[n].into()).bytes()
+    };
+    let answer = |n: usize| {
+        let mut frame = ack(n, 100, 1, Syndrome::Ack);
+        frame.splice(12..12, [0x81, 0, 0, VLANS[n]]);
+        frame
+    };
+    assert_eq!(feed(&mut engine, T0, 0, &data(0)).len(), 2);
+    assert_eq!(feed(&mut engine, T0, 1, &data(1)), []);
+    assert_eq!(feed(&mut engine, T0, 1, &answer(1)), []);
+    let trace = engine.trace(T0, port(2), &answer(2));
+    let sent = feed(&mut engine, T0, 2, &answer(2));
+    let dry = trace.sent.iter().map(|s| (s.port.index(), s.bytes.clone()));
+    let dry: Vec<_> = dry.collect();
+    assert_eq!(dry, sent, "a dry run knows the tags");
+    let told: Vec<_> = sent
+        .iter()
+        .map(|(port, frame)| {
+            let vlan = Ethernet::parse(frame).unwrap().0.vlan;
+            (*port, said(frame).1, vlan)
+        })
+        .collect();
+    let vlan = |n: usize| Some(VlanTag::new(VLANS[n].into()));
+    assert_eq!(told, [(0, Syndrome::Ack, vlan(0)), (1, GAP, vlan(1))]);
+    assert_conserved(&engine);
 }
 
 #[test]

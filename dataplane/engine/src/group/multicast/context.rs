@@ -131,6 +131,8 @@ pub(crate) struct Cold {
     /// VLAN tags and class of service of the source's last data. Its feedback has the same, whatever the frame has that causes it: a receiver
     /// could keep it from the source otherwise.
     pub(super) link: LinkHeader,
+    /// By path, those of its last data. Empty unless the source may change.
+    links: Box<[LinkHeader]>,
     /// Data of the group before the present source.
     data_before: u64,
     /// Reports of the paths that have joined: each time that the source sends their first packet.
@@ -255,6 +257,10 @@ impl Group {
             core,
             ring,
             link: LinkHeader::PLAIN,
+            links: match kind.any_source {
+                Some(_) => vec![LinkHeader::PLAIN; paths.len()].into_boxed_slice(),
+                None => Box::default(),
+            },
             data_before: 0,
             joined: REPORTS,
             competed: REPORTS,
@@ -299,8 +305,19 @@ impl Group {
         self.hot.machine.copy_state(&of.hot.machine);
         self.adopt_source();
         self.cold.data_before = of.cold.data_before;
+        self.cold.links.clone_from(&of.cold.links);
         self.note_link(of.cold.link);
         self.copy_meter(of);
+    }
+
+    /// Data of `from` has these tags, whether or not it is the source.
+    pub(super) fn note_data(&mut self, from: PathId, link: LinkHeader) {
+        if let Some(own) = self.cold.links.get_mut(from.index()) {
+            *own = link;
+        }
+        if from == self.hot.source {
+            self.note_link(link);
+        }
     }
 
     /// The source's data has these tags.
@@ -313,13 +330,14 @@ impl Group {
         self.cold.link = link;
     }
 
-    /// The tags of feedback to a path. `own`: those of the frame that causes it.
+    /// The tags of feedback to a path: those of its own data. None before it has sent any.
     #[inline]
-    pub(super) fn link_to(&self, to: PathId, own: impl FnOnce() -> LinkHeader) -> LinkHeader {
-        match to == self.hot.source {
-            true => self.cold.link,
-            false => own(),
+    pub(super) fn link_to(&self, to: PathId) -> LinkHeader {
+        if to == self.hot.source {
+            return self.cold.link;
         }
+        let own = self.cold.links.get(to.index());
+        own.copied().unwrap_or(LinkHeader::PLAIN)
     }
 
     /// Adopts the source of the machine, if that has changed.
@@ -332,6 +350,8 @@ impl Group {
             return;
         };
         (self.hot.source, self.hot.source_port) = (source, endpoint.port);
+        let link = self.cold.links.get(source.index()).copied();
+        self.note_link(link.unwrap_or(LinkHeader::PLAIN));
         self.cold.feedback = feedback_address(&self.cold.rule, source, self.cold.own);
         self.cold.ack = AckTemplate::new(&self.cold.feedback);
         let data_in = self.hot.counters.data_in;
@@ -385,6 +405,7 @@ impl Group {
             + rule_bytes(&self.cold.rule)
             + size_of_val(&*self.paths)
             + size_of_val(&*self.cold.failed)
+            + size_of_val(&*self.cold.links)
             + self.hot.machine.cold_bytes()
             + self.cold.core.bytes()
             + self.cold.ring.as_ref().map_or(0, |ring| ring.footprint())

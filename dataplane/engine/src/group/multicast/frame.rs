@@ -96,12 +96,13 @@ impl Group {
         let may_fail =
             matches!(event, Event::Feedback { syndrome: Syndrome::Nak(code), .. } if code.is_fatal());
         group.hot.machine.handle(cx.now, event, &mut scratch.effects);
+        // Before the source changes: it may change to this one.
+        if matches!(event, Event::Data { .. }) {
+            group.note_data(from, LinkHeader::of(Some(&frame), header));
+        }
         if switching {
             group.adopt_source();
             report_conflict(group, cx.now, events, &scratch.effects);
-        }
-        if matches!(event, Event::Data { .. }) && from == group.hot.source {
-            group.note_link(LinkHeader::of(Some(&frame), header));
         }
         count_arrival(group, from, &event, frame.length());
         cx.observer
@@ -190,7 +191,6 @@ impl Group {
             *work = work.saturating_sub(looks(self.cold.rule.endpoints.len()));
             self.hot.machine.handle_timeout(now, &mut scratch.effects);
             self.adopt_source();
-            let link = self.cold.link;
             for effect in &scratch.effects {
                 match *effect {
                     Effect::Stalled { path, since, tries } => {
@@ -209,7 +209,10 @@ impl Group {
                         signal,
                         psn,
                         epoch,
-                    } => feedback::send_signal(cx, output, self, &link, (to, signal, psn, epoch)),
+                    } => {
+                        let link = self.link_to(to);
+                        feedback::send_signal(cx, output, self, &link, (to, signal, psn, epoch));
+                    }
                     Effect::Acknowledge {
                         to,
                         psn,
@@ -217,6 +220,7 @@ impl Group {
                         syndrome,
                     } => {
                         let ack = Some((psn, Aeth { syndrome, msn }));
+                        let link = self.link_to(to);
                         feedback::send(cx, output, self, &link, (to, ack), None);
                     }
                     _ => {}
@@ -489,7 +493,11 @@ pub(crate) fn carry_out<E: Egress, O: Observer>(
                 psn,
                 epoch,
             } => {
-                let link = group.link_to(to, || own);
+                // Requests and grants are for switches, which take any tags.
+                let link = match signal {
+                    Signal::Resend => group.link_to(to),
+                    Signal::Request | Signal::Grant => own,
+                };
                 feedback::send_signal(cx, output, group, &link, (to, signal, psn, epoch));
                 continue;
             }
@@ -501,7 +509,7 @@ pub(crate) fn carry_out<E: Egress, O: Observer>(
         } else {
             None
         };
-        let link = group.link_to(wanted.0, || own);
+        let link = group.link_to(wanted.0);
         feedback::send(cx, output, group, &link, wanted, reuse);
     }
     verdict

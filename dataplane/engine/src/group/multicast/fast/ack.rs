@@ -11,7 +11,6 @@ use crate::group::multicast::feedback;
 use crate::group::multicast::frame as slow;
 use crate::group::services::Services;
 use crate::observe::trace::{Observer, Verdict};
-use crate::output::acknowledge::LinkHeader;
 use crate::output::cx::Cx;
 
 #[derive(Debug)]
@@ -81,7 +80,7 @@ impl Group {
                     syndrome,
                 },
             ] => {
-                let link = group.link_to(*to, || LinkHeader::plain(headers.tos()));
+                let link = group.link_to(*to);
                 let aeth = Aeth {
                     syndrome: *syndrome,
                     msn: *msn,

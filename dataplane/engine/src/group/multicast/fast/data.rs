@@ -250,8 +250,11 @@ impl Group {
         if let Some(meter) = &mut self.hot.meter {
             meter.take(run.frames.len() as u64 * u64::from(run.headers.length));
         }
-        if !self.hot.is_link(run.headers.tos()) {
-            self.note_link(LinkHeader::plain(run.headers.tos()));
+        // Of the last one: packets of a run may differ in it.
+        let last = run.frames.last().map(|(frame, _)| Headers::of(frame));
+        let tos = last.map_or(headers.tos(), |last| last.tos());
+        if !self.hot.is_link(tos) {
+            self.note_link(LinkHeader::plain(tos));
         }
         let takes = repairs.then(|| self.hot.machine.taking());
         let common = RunCommon::new(self.hot.mcst_id.0, &run.headers);
