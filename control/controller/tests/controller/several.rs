@@ -4,11 +4,12 @@ use castnet_proto::term::leader_of;
 use castnet_proto::transport::{Controllers, Security, controller};
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::Active;
+use castnet_topology::Topology;
 use std::time::Duration;
 use tokio::time::sleep;
 use tonic::Code;
 
-use crate::common::{Calls, Client, Lab, in_time, moment, reaches, start};
+use crate::common::{Calls, Client, Lab, creation, in_time, moment, reaches, start};
 use crate::failover::exists;
 use castnet_sim_control::controllers::{Candidates, client};
 use castnet_sim_control::etcd::EtcdModel;
@@ -79,6 +80,42 @@ async fn those_that_do_not_lead_name_the_one_that_does() {
         candidates.kill(leads).await;
         dead = Some(leads);
     }
+}
+
+/// Two fabrics have one prefix by mistake. Neither ends groups of the other; without any, the store is free for both.
+#[tokio::test(start_paused = true)]
+async fn a_controller_does_not_lead_where_only_groups_of_another_fabric_run() {
+    let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
+    let other = Lab::new(Topology::star(2).unwrap()).await;
+    let mut right = Candidates::start(&lab.config, lab.folder.path(), &etcd, 1).await;
+    let (_, leader) = right.leader(None).await;
+    leader.create(lab.given("g", &["h0", "h2"], 17)).await;
+    reaches(&leader, "g", Active).await;
+    let wrong = Candidates::start(&other.config, other.folder.path(), &etcd, 1).await;
+    right.kill(0).await;
+    let mut standby = client(&wrong.addresses[0]).await.unwrap();
+    let refused = async {
+        loop {
+            let refused = standby.list_hosts(v1::ListHostsRequest {}).await.unwrap_err();
+            if refused.message().contains("belongs to another fabric") {
+                return refused;
+            }
+            moment().await;
+        }
+    };
+    let refused = in_time(refused).await;
+    let says = "none of the switches of group \"g\" (leaf0, leaf1, spine0) is configured here";
+    assert!(refused.message().contains(says), "{refused}");
+    // It is tried again now and then: the right one takes the lead in between.
+    right.restart(0).await;
+    let (_, leader) = right.leader(None).await;
+    reaches(&leader, "g", Active).await;
+    lab.all_did(&["+g.1"], "");
+    leader.destroy("g").await;
+    right.kill(0).await;
+    let (_, leader) = wrong.leader(None).await;
+    leader.create(creation("h", &["h0", "h1"])).await;
+    lab.all_did(&["+g.1", "-g.1"], "");
 }
 
 /// A leader that nobody could hear until another has taken over writes nothing and installs nothing when it is heard again.
