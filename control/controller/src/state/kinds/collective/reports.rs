@@ -133,7 +133,7 @@ impl Core {
             let known = group.ranks.get(usize::from(*rank));
             known.map_or_else(String::new, |r| r.host.clone())
         };
-        let known = entry.live.stalls.get(switch);
+        let known = entry.stalls.get(switch);
         let is_news = known != Some(&ranks);
         let event = v1::controller_event::Event::CollectiveStalled(v1::CollectiveStalled {
             group: name.clone(),
@@ -149,7 +149,7 @@ impl Core {
         let Some(entry) = self.groups.get_mut(&name).filter(|_| phase == Phase::Active) else {
             return;
         };
-        entry.live.stalls.insert(switch.into(), ranks);
+        entry.stalls.insert(switch.into(), ranks);
         self.update_waiting(&name);
         self.set_timer(&name, Due::Stall(switch.into()), 2 * stall + REPORT_MARGIN);
     }
@@ -157,7 +157,7 @@ impl Core {
     /// A switch has not said again that it waits.
     pub(crate) fn stall_over(&mut self, name: &str, switch: &str) {
         if let Some(entry) = self.groups.get_mut(name) {
-            entry.live.stalls.remove(switch);
+            entry.stalls.remove(switch);
             self.update_waiting(name);
         }
     }
@@ -165,8 +165,8 @@ impl Core {
     fn update_waiting(&mut self, name: &str) {
         if let Some(entry) = self.groups.get_mut(name) {
             let ranks = waited_for(entry);
-            if entry.live.waiting_for != ranks {
-                entry.live.waiting_for = ranks;
+            if entry.waiting_for != ranks {
+                entry.waiting_for = ranks;
                 self.notify(name);
             }
         }
@@ -184,10 +184,10 @@ fn waited_for(entry: &Entry) -> Vec<u16> {
         })
         .collect();
     let mut all = BTreeSet::new();
-    for (switch, ranks) in &entry.live.stalls {
+    for (switch, ranks) in &entry.stalls {
         let counts = |rank: &&u16| {
             let own = own.get(*rank);
-            own.is_none_or(|own| *own == switch || !entry.live.stalls.contains_key(*own))
+            own.is_none_or(|own| *own == switch || !entry.stalls.contains_key(*own))
         };
         all.extend(ranks.iter().filter(counts).copied());
     }

@@ -103,7 +103,7 @@ fn place(core: &mut Core, wanted: &Record, layout: Layout) -> Result<(), &'stati
         None => return Err("it has no plan"),
     }
     if let Some(entry) = core.groups.get_mut(&wanted.name) {
-        entry.live.links_down.clear();
+        entry.links_down.clear();
         entry.note.clear();
     }
     core.try_change(&wanted.name, |r| {

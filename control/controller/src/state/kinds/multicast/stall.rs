@@ -32,7 +32,7 @@ pub(crate) struct PathStall {
 pub(crate) fn waits_for<'e>(entry: &'e Entry, switch: &str, now: Instant) -> Option<&'e PathStall> {
     let record = entry.record();
     let every = Duration::from_millis(record.multicast()?.report_stalls_ms().into());
-    let stall = entry.live.path_stalls.get(switch)?;
+    let stall = entry.path_stalls.get(switch)?;
     let is_fresh = stall.at + 2 * every + REPORT_MARGIN >= now;
     (is_fresh && stall.generation == record.generation).then_some(stall)
 }
@@ -72,7 +72,7 @@ impl Core {
             waited: Duration::from_nanos(stalled.for_ns),
         };
         if let Some(entry) = self.groups.get_mut(&name) {
-            entry.live.path_stalls.insert(switch.into(), stall);
+            entry.path_stalls.insert(switch.into(), stall);
         }
         self.signs.note_stall(switch, &name);
         // One that hangs answers no more.

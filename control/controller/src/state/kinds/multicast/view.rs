@@ -295,7 +295,7 @@ fn reason(group: &Multicast, entry: &Entry) -> String {
             })
         }
         Phase::Active | Phase::Degraded => {
-            let links = entry.live.links_down.values().map(|(_, link)| link.words());
+            let links = entry.links_down.values().map(|(_, link)| link.words());
             let out = group
                 .members
                 .iter()
