@@ -17,7 +17,7 @@ const REPORT_MARGIN: Duration = Duration::from_millis(500);
 impl Core {
     pub(crate) fn member_failed(&mut self, switch: &str, failed: v1::MemberFailed) {
         let (generation, syndrome, next_hop) = (failed.generation, failed.syndrome, &failed.next_hop);
-        let found = self.collective_by_mcst_id(&failed.mcst_id);
+        let found = self.collective_at(&failed.mcst_id);
         if found.is_some_and(|(entry, _)| is_late(entry, switch, generation)) {
             return;
         }
@@ -76,15 +76,15 @@ impl Core {
         switch: &str,
         why: impl FnOnce(&Collective, &Record) -> Ending,
     ) {
-        let Some((entry, group)) = self.collective_by_mcst_id(mcst_id) else {
+        let Some((entry, group)) = self.collective_at(mcst_id) else {
             return;
         };
         if is_late(entry, switch, generation) {
             return;
         }
-        let (name, owner) = (entry.record().name.clone(), entry.record().owner.clone());
+        let name = entry.record().name.clone();
         let ending = why(group, entry.record());
-        if self.may_warn(&owner) {
+        if self.may_warn_of(&name) {
             let reason = &ending.failure.reason;
             tracing::warn!(group = name, switch, reason, "a generation cannot go on");
         }
@@ -117,14 +117,13 @@ impl Core {
     }
 
     pub(crate) fn waits(&mut self, switch: &str, stalled: &v1::CollectiveStalled) {
-        let Some((entry, group)) = self.collective_by_mcst_id(&stalled.mcst_id) else {
+        let Some((entry, group)) = self.collective_at(&stalled.mcst_id) else {
             return;
         };
         if is_late(entry, switch, stalled.generation) {
             return;
         }
         let (name, phase) = (entry.record().name.clone(), entry.record().phase);
-        let owner = entry.record().owner.clone();
         // A switch that still waits reports it again after each stall time-out.
         let stall = Duration::from_millis(group.settings.stall_timeout_ms.into());
         let known = stalled.ranks.iter().filter_map(|r| u16::try_from(*r).ok());
@@ -143,7 +142,7 @@ impl Core {
             ..stalled.clone()
         });
         self.publish(event);
-        if is_news && self.may_warn(&owner) {
+        if is_news && self.may_warn_of(&name) {
             tracing::warn!(group = name, switch, ?ranks, "collective stalls");
         }
         let Some(entry) = self.groups.get_mut(&name).filter(|_| phase == Phase::Active) else {

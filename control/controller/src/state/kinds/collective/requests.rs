@@ -302,9 +302,9 @@ impl Core {
             "{} is gone: its call to the controller ended, and it did not come back within {lease:?}",
             group.rank_name(rank)
         );
-        let runs = entry.record().phase.has_run() && seat.generation <= entry.record().generation;
-        let (generation, owner) = (entry.record().generation, entry.record().owner.clone());
-        match runs && self.may_warn(&owner) {
+        let generation = entry.record().generation;
+        let runs = entry.record().phase.has_run() && seat.generation <= generation;
+        match runs && self.may_warn_of(name) {
             true => tracing::warn!(group = name, rank, reason, "lease ran out"),
             // A host that joins and goes again and again does not fill the log.
             false => tracing::info!(group = name, rank, reason, "lease ran out"),

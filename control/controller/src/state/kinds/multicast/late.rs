@@ -8,7 +8,6 @@
 
 use std::sync::Arc;
 
-use castnet_proto::convert::mcst_id_from_proto;
 use castnet_proto::v1;
 use castnet_rules::{Endpoint, GroupRule, HostEndpoint, NextHop};
 use castnet_wire::Psn;
@@ -18,7 +17,7 @@ use super::evict::Afterwards;
 use super::record::{MemberRecord, Multicast, Seat};
 use crate::error::Refusal;
 use crate::state::record::text;
-use crate::state::{Cause, Core, Failure, Joining, Kind, Layout, NoPlan, Plan, Record, planning};
+use crate::state::{Cause, Core, Entry, Failure, Joining, Kind, Layout, NoPlan, Plan, Record, planning};
 
 /// The part of the stream that a receiver gets which joined while it ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -163,9 +162,7 @@ impl Core {
 
     /// A switch reports the first packet of a receiver that joins.
     pub(crate) fn path_joined(&mut self, switch: &str, joined: &v1::PathJoined) {
-        let mcst_id = mcst_id_from_proto("mcst_id", &joined.mcst_id).ok();
-        let entry = mcst_id.and_then(|id| self.groups.by_mcst_id(id));
-        let Some(record) = entry.map(|e| e.record()) else {
+        let Some(record) = self.at_address(&joined.mcst_id).map(Entry::record) else {
             return;
         };
         let (group, host) = (record.name.clone(), joined.next_hop.as_str());

@@ -7,7 +7,6 @@
 
 use std::time::{Duration, Instant};
 
-use castnet_proto::convert::mcst_id_from_proto;
 use castnet_proto::v1;
 use castnet_wire::Syndrome;
 
@@ -45,17 +44,15 @@ impl Core {
             ..stalled
         };
         self.publish(v1::controller_event::Event::PathStalled(stalled.clone()));
-        let mcst_id = mcst_id_from_proto("mcst_id", &stalled.mcst_id).ok();
-        let entry = mcst_id.and_then(|id| self.groups.by_mcst_id(id));
-        let owner = entry.map_or_else(String::new, |entry| entry.record().owner.clone());
-        if self.may_warn(&owner) {
+        let entry = self.at_address(&stalled.mcst_id);
+        let name = entry.map_or_else(String::new, |entry| entry.record().name.clone());
+        if self.may_warn_of(&name) {
             tracing::warn!(?stalled, "path stalled");
         }
-        let Some(entry) = mcst_id.and_then(|id| self.groups.by_mcst_id(id)) else {
+        let Some(record) = self.groups.get(&name).map(Entry::record) else {
             return false;
         };
-        let record = entry.record();
-        let (name, hop) = (record.name.clone(), stalled.next_hop.as_str());
+        let hop = stalled.next_hop.as_str();
         let rule = record.wanted_rule(switch);
         let Some(rule) = rule.filter(|_| record.phase.has_run() && record.generation == stalled.generation)
         else {
