@@ -17,7 +17,7 @@ use super::evict::Afterwards;
 use super::record::{MemberRecord, Multicast, Seat};
 use crate::error::Refusal;
 use crate::state::record::text;
-use crate::state::{Cause, Core, Entry, Failure, Joining, Kind, Layout, NoPlan, Plan, Record, planning};
+use crate::state::{Cause, Core, Entry, Failure, Joining, Kind, NoPlan, Plan, Record, planning};
 
 /// The part of the stream that a receiver gets which joined while it ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,13 +105,9 @@ impl Core {
             return Err(changing());
         }
         match layout.and_then(|layout| planning::ready(self, layout)) {
-            Ok(Layout {
-                plan, new_mcst_ids, ..
-            }) => self.change(group, |r| {
+            Ok(layout) => self.change(group, |r| {
                 r.generation = wanted.generation;
-                r.own_mcst_ids.extend(new_mcst_ids);
-                r.placed.extend(plan.rules.keys().cloned());
-                r.plan = Some(Arc::new(plan));
+                r.place(layout);
                 if let Some(kind) = r.multicast_mut() {
                     kind.members = members;
                 }
@@ -272,8 +268,18 @@ fn without_core(hop: &NextHop) -> NextHop {
     hop
 }
 
+/// Gives a running group a further generation, of another plan, that carries on the stream of the plan `before`.
+pub(super) fn replace(record: &mut Record, before: &Plan, mut plan: Plan) {
+    carry_on(&mut plan, before, record.generation);
+    record.generation += 1;
+    for rule in plan.rules.values_mut() {
+        rule.generation = record.generation;
+    }
+    record.plan = Some(Arc::new(plan));
+}
+
 /// Lets the rules of a plan carry on the stream of the one `before`, of `generation`.
-pub(super) fn carry_on(plan: &mut Plan, before: &Plan, generation: u64) {
+fn carry_on(plan: &mut Plan, before: &Plan, generation: u64) {
     let since = before
         .rules
         .values()
