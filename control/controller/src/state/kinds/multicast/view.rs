@@ -229,17 +229,11 @@ pub(super) fn diversion(group: &Multicast) -> Option<v1::Diversion> {
 }
 
 fn outside(out: &Outside) -> v1::OutsideReceiver {
-    let Outside {
-        host,
-        reason,
-        via,
-        number,
-    } = out.clone();
     v1::OutsideReceiver {
-        host,
-        reason,
-        via,
-        number,
+        host: out.host.clone(),
+        reason: out.reason.clone(),
+        via: out.via.clone(),
+        number: out.number,
     }
 }
 
