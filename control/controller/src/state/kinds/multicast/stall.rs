@@ -7,7 +7,6 @@
 
 use std::time::{Duration, Instant};
 
-use castnet_proto::convert::mcst_id_from_proto;
 use castnet_proto::v1;
 use castnet_wire::Syndrome;
 
@@ -32,7 +31,7 @@ pub(crate) struct PathStall {
 pub(crate) fn waits_for<'e>(entry: &'e Entry, switch: &str, now: Instant) -> Option<&'e PathStall> {
     let record = entry.record();
     let every = Duration::from_millis(record.multicast()?.report_stalls_ms().into());
-    let stall = entry.live.path_stalls.get(switch)?;
+    let stall = entry.path_stalls.get(switch)?;
     let is_fresh = stall.at + 2 * every + REPORT_MARGIN >= now;
     (is_fresh && stall.generation == record.generation).then_some(stall)
 }
@@ -45,17 +44,15 @@ impl Core {
             ..stalled
         };
         self.publish(v1::controller_event::Event::PathStalled(stalled.clone()));
-        let mcst_id = mcst_id_from_proto("mcst_id", &stalled.mcst_id).ok();
-        let entry = mcst_id.and_then(|id| self.groups.by_mcst_id(id));
-        let owner = entry.map_or_else(String::new, |entry| entry.record().owner.clone());
-        if self.may_warn(&owner) {
+        let entry = self.at_address(&stalled.mcst_id);
+        let name = entry.map_or_else(String::new, |entry| entry.record().name.clone());
+        if self.may_warn_of(&name) {
             tracing::warn!(?stalled, "path stalled");
         }
-        let Some(entry) = mcst_id.and_then(|id| self.groups.by_mcst_id(id)) else {
+        let Some(record) = self.groups.get(&name).map(Entry::record) else {
             return false;
         };
-        let record = entry.record();
-        let (name, hop) = (record.name.clone(), stalled.next_hop.as_str());
+        let hop = stalled.next_hop.as_str();
         let rule = record.wanted_rule(switch);
         let Some(rule) = rule.filter(|_| record.phase.has_run() && record.generation == stalled.generation)
         else {
@@ -72,7 +69,7 @@ impl Core {
             waited: Duration::from_nanos(stalled.for_ns),
         };
         if let Some(entry) = self.groups.get_mut(&name) {
-            entry.live.path_stalls.insert(switch.into(), stall);
+            entry.path_stalls.insert(switch.into(), stall);
         }
         self.signs.note_stall(switch, &name);
         // One that hangs answers no more.
