@@ -42,6 +42,10 @@ pub(super) use ways::Ways;
 const CHUNK: usize = 4 << 20;
 const NAME_MAX: u64 = 512;
 const UNKNOWN: u64 = u64::MAX;
+/// In place of a length: the source cannot send, and what comes as its name is the reason.
+const FAILED: u64 = u64::MAX - 1;
+/// In place of whether a receiver keeps what it has: it cannot write anything.
+const CANNOT_WRITE: u64 = 2;
 /// What to do if the switches cannot install the group, or it is slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum FallbackArg {
@@ -251,6 +255,10 @@ struct Ranks {
 }
 
 impl Ranks {
+    fn host(&self, rank: usize) -> &str {
+        self.members.get(rank).map_or("a member", String::as_str)
+    }
+
     fn failed(&self, error: CommError) -> Failure {
         let is_here = matches!(error, CommError::Interrupted | CommError::Rnic(_));
         let failed = failure(error, &self.group);
@@ -282,13 +290,18 @@ fn broadcast(hosts: &mut Communicator, ranks: &Ranks, order: Order) -> Outcome<O
     Order::from_words(words).ok_or_else(|| malformed("an unknown step"))
 }
 
-/// The positions of all hosts, in the order of their ranks.
-fn positions(hosts: &mut Communicator, ranks: &Ranks, own: Position) -> Outcome<Vec<Position>> {
+/// The positions of all hosts, in the order of their ranks. `None` is that of a receiver that cannot write: then all fail.
+fn positions(hosts: &mut Communicator, ranks: &Ranks, own: Option<Position>) -> Outcome<Vec<Position>> {
+    let own = own.map_or([0, CANNOT_WRITE], |own| [own.bytes, own.keeps.into()]);
     let mut all = vec![0; 2 * usize::from(hosts.size())];
     hosts
-        .allgather((&[own.bytes, own.keeps.into()][..], &mut all[..]))
+        .allgather((&own[..], &mut all[..]))
         .map_err(|error| ranks.failed(error))?;
     let (pairs, _) = all.as_chunks::<2>();
+    if let Some(rank) = pairs.iter().position(|[_, keeps]| *keeps == CANNOT_WRITE) {
+        let what = format!("{} cannot write what it receives", ranks.host(rank));
+        return Err(Failure::failed(what).next("its own error says why"));
+    }
     let position = |[bytes, keeps]: &[u64; 2]| Position {
         bytes: *bytes,
         keeps: *keeps == 1,

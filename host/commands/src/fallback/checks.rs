@@ -130,6 +130,7 @@ impl Outgoing<'_> {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::course::Rest;
     use super::*;
 
     proptest! {
@@ -150,7 +151,7 @@ mod tests {
             prop_assert_eq!(outgoing.position(), at);
             let mut rest = vec![0; (length(messages) - at) as usize];
             prop_assert_eq!(outgoing.fill(&mut rest).unwrap(), rest.len());
-            prop_assert!(outgoing.is_at_end().unwrap());
+            prop_assert_eq!(outgoing.rest().unwrap(), Rest::End);
             let mut check = Check(Pattern::new(messages, at));
             let wrong = wrong.filter(|at| *at < rest.len());
             if let Some(at) = wrong {

@@ -15,7 +15,7 @@ use indicatif::ProgressBar;
 use super::course::{Order, Position, fresh};
 use super::meeting::joining_within;
 use super::{
-    CHUNK, Incoming, NAME_MAX, PatienceArgs, Ranks, Refused, UNKNOWN, Ways, broadcast, close, ends,
+    CHUNK, FAILED, Incoming, NAME_MAX, PatienceArgs, Ranks, Refused, UNKNOWN, Ways, broadcast, close, ends,
     malformed, positions,
 };
 use crate::report::{Earlier, TransferReport};
@@ -102,7 +102,13 @@ impl Receiving<'_, '_> {
             self.bar.set_length(length);
         }
         let begun = self.incoming.borrow_mut().begin(header);
-        begun.map_err(failure::sink)?;
+        if let Err(error) = begun {
+            // Positions are the first step. The others learn it there, and do not wait for this host.
+            if broadcast(self.hosts, self.ranks, Order::Positions).is_ok() {
+                let _ = positions(self.hosts, self.ranks, None);
+            }
+            return Err(failure::sink(error));
+        }
         let mut chunk = vec![0; CHUNK];
         loop {
             // What the source sends takes the place of the order given here.
@@ -113,7 +119,7 @@ impl Receiving<'_, '_> {
                         bytes: self.incoming.borrow().position(),
                         keeps: self.incoming.borrow().keeps(),
                     };
-                    positions(self.hosts, self.ranks, own)?;
+                    positions(self.hosts, self.ranks, Some(own))?;
                 }
                 Order::Chunk { offset, bytes } | Order::Kept { offset, bytes, .. } => {
                     let from = match order {
@@ -175,8 +181,13 @@ impl Receiving<'_, '_> {
                 .broadcast(&mut name, self.ranks.source)
                 .map_err(failed)?;
         }
+        let name = String::from_utf8_lossy(&name).into_owned();
+        if head[0] == FAILED {
+            let source = self.ranks.host(self.ranks.source.into());
+            return Err(Failure::failed(format!("{source} cannot send: {name}")));
+        }
         Ok(StreamHeader {
-            name: String::from_utf8_lossy(&name).into_owned(),
+            name,
             length: (head[0] != UNKNOWN).then_some(head[0]),
         })
     }

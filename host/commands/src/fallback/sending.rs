@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use castnet_comm::Communicator;
 use castnet_console::exit::{Failure, Outcome};
+use castnet_console::files;
 use castnet_console::output::Output;
 use castnet_member::{
     Hosts, MemberConfig, MemberError, Messages, Safeguard, StreamHeader, StreamSummary, Transferred,
@@ -86,14 +87,41 @@ impl Refused {
     }
 }
 
+fn unread(error: std::io::Error) -> Failure {
+    match files::is_by_signal(&error) {
+        true => failure::interrupted(),
+        false => Failure::failed(format!("reading the source: {error}")),
+    }
+}
+
+/// All others get the length and the name of the stream; or [`FAILED`], and why the source has none.
+pub(super) fn head(hosts: &mut Communicator, ranks: &Ranks, (length, name): (u64, &str)) -> Outcome {
+    let mut name = name.as_bytes().to_vec();
+    name.truncate(NAME_MAX as usize);
+    let mut head = [length, name.len() as u64];
+    let failed = |error| ranks.failed(error);
+    hosts.broadcast(&mut head, ranks.source).map_err(failed)?;
+    match name.is_empty() {
+        true => Ok(()),
+        false => hosts.broadcast(&mut name, ranks.source).map_err(failed),
+    }
+}
+
 impl Sending<'_, '_> {
     pub(super) fn run(&mut self) -> Outcome<StreamSummary> {
         self.head()?;
-        let unread = |error| Failure::failed(format!("reading the source: {error}"));
         let mut chunk = vec![0; CHUNK];
         loop {
-            let is_at_end = self.outgoing.is_at_end().map_err(unread)?;
-            match self.course.next(self.start.elapsed(), is_at_end) {
+            let rest = self.outgoing.rest().map_err(unread)?;
+            match self.course.next(self.start.elapsed(), rest) {
+                Next::Wait => {
+                    let progressed = self.hosts.progress();
+                    progressed.map_err(|error| self.ranks.failed(error))?;
+                    continue;
+                }
+                Next::KeepAlive => {
+                    self.all_positions()?;
+                }
                 Next::Positions => self.find_position()?,
                 Next::Chunk => {
                     let offset = self.outgoing.position();
@@ -117,36 +145,29 @@ impl Sending<'_, '_> {
                 Next::Group => self.send_in_group()?,
                 Next::End => return self.end(),
             }
+            self.course.handle_step(self.start.elapsed());
         }
     }
 
-    /// Length and name of the stream.
     fn head(&mut self) -> Outcome {
-        let failed = |error| self.ranks.failed(error);
-        let mut name = self.outgoing.header.name.clone().into_bytes();
-        name.truncate(NAME_MAX as usize);
-        let mut head = [self.outgoing.header.length.unwrap_or(UNKNOWN), name.len() as u64];
-        self.hosts
-            .broadcast(&mut head, self.ranks.source)
-            .map_err(failed)?;
-        if !name.is_empty() {
-            self.hosts
-                .broadcast(&mut name, self.ranks.source)
-                .map_err(failed)?;
-        }
-        Ok(())
+        let StreamHeader { name, length } = &self.outgoing.header;
+        head(self.hosts, self.ranks, (length.unwrap_or(UNKNOWN), name.as_str()))
+    }
+
+    /// The positions of all hosts, in the order of their ranks.
+    fn all_positions(&mut self) -> Outcome<Vec<Position>> {
+        broadcast(self.hosts, self.ranks, Order::Positions)?;
+        let own = Position {
+            bytes: self.outgoing.position(),
+            keeps: false,
+        };
+        positions(self.hosts, self.ranks, Some(own))
     }
 
     fn find_position(&mut self) -> Outcome {
-        broadcast(self.hosts, self.ranks, Order::Positions)?;
-        let kept = (self.outgoing.position(), self.outgoing.taken().bytes());
-        let own = Position {
-            bytes: kept.0,
-            keeps: false,
-        };
-        let all = positions(self.hosts, self.ranks, own)?;
-        let mut others = all;
+        let mut others = self.all_positions()?;
         others.remove(self.ranks.source.into());
+        let kept = (self.outgoing.position(), self.outgoing.taken().bytes());
         let position = self.course.handle_positions(kept, &others);
         let position = position.map_err(Failure::failed)?;
         self.ways.add_in_group(position.saturating_sub(kept.0));

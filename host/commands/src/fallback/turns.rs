@@ -12,8 +12,8 @@ use castnet_rnic::Rnic;
 use super::course::{Course, Retry};
 use super::meeting::joining_within;
 use super::receiving::Receiving;
-use super::sending::Sending;
-use super::{FallbackArg, GuardArgs, Incoming, Outgoing, Ranks, Refused, Ways, close, ends};
+use super::sending::{Sending, head};
+use super::{FAILED, FallbackArg, GuardArgs, Incoming, Outgoing, Ranks, Refused, Ways, close, ends};
 use crate::report::TransferReport;
 use crate::{MemberArgs, Stop, Stopped};
 
@@ -136,10 +136,13 @@ impl Refused {
             }
             ranks.source = source;
             let report = if source == hosts.rank() {
-                let mut outgoing = match held.outgoing.take() {
-                    Some(outgoing) => outgoing,
-                    None => (turns.open)()?,
-                };
+                let opened = held.outgoing.take().map_or_else(turns.open, Ok);
+                let mut outgoing = opened.inspect_err(|failure| {
+                    // The others do not wait for it.
+                    if let Err(error) = head(&mut hosts, &ranks, (FAILED, failure.what.as_str())) {
+                        tracing::warn!(error = error.what, "not reported");
+                    }
+                })?;
                 let bar = output.byte_bar(outgoing.header.length);
                 let mut sending = Sending {
                     host: &args.name,
@@ -155,7 +158,9 @@ impl Refused {
                     start: Instant::now(),
                     bar,
                 };
-                let summary = sending.run()?;
+                let sent = sending.run();
+                sending.bar.finish_and_clear();
+                let summary = sent?;
                 let (ways, elapsed) = (sending.ways, outgoing.begun.elapsed());
                 let sent = Transferred { summary, elapsed };
                 TransferReport::of_stream(args, "source", sent, None, hosts.rnic()).by(Some(ways))
@@ -174,7 +179,9 @@ impl Refused {
                     incoming: &incoming,
                     bar: output.byte_bar(None),
                 };
-                let (summary, path) = receiving.run()?;
+                let received = receiving.run();
+                receiving.bar.finish_and_clear();
+                let (summary, path) = received?;
                 let (ways, elapsed) = (receiving.ways, start.elapsed());
                 let received = Transferred { summary, elapsed };
                 TransferReport::of_stream(args, "receiver", received, path, hosts.rnic()).by(Some(ways))
