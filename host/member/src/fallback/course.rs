@@ -78,11 +78,15 @@ pub(super) fn fresh(position: u64, offset: u64, chunk: &[u8]) -> Option<&[u8]> {
 #[error(
     "rank {rank} has {position} bytes of the stream, and the source can go on from {from} to {to}; no receiver keeps those before"
 )]
-pub(super) struct Unfit {
-    pub(super) rank: usize,
-    pub(super) position: u64,
-    pub(super) from: u64,
-    pub(super) to: u64,
+pub struct Unfit {
+    /// The receiver.
+    pub rank: usize,
+    /// Bytes that it has.
+    pub position: u64,
+    /// First byte that the source has.
+    pub from: u64,
+    /// Bytes that the source has taken.
+    pub to: u64,
 }
 
 /// The next step, before its bytes are known.
@@ -113,7 +117,7 @@ pub(super) struct Position {
 
 /// When a group is tried again.
 #[derive(Debug)]
-pub(super) struct Retry {
+pub struct Retry {
     /// First time from host to host before that; `None`: it is not.
     first: Option<Duration>,
     wait: Duration,
@@ -122,7 +126,8 @@ pub(super) struct Retry {
 }
 
 impl Retry {
-    pub(super) fn new(now: Duration, first: Option<Duration>) -> Self {
+    /// `first`: time from host to host before the group is tried again. `None`: it is not.
+    pub fn new(now: Duration, first: Option<Duration>) -> Self {
         let wait = first.unwrap_or_default();
         Self {
             first,
@@ -131,17 +136,18 @@ impl Retry {
         }
     }
 
-    pub(super) fn is_due(&self, now: Duration) -> bool {
+    /// Whether the group is to be tried now.
+    pub fn is_due(&self, now: Duration) -> bool {
         self.first.is_some() && now >= self.at
     }
 
     /// The group is tried.
-    pub(super) fn handle_group(&mut self, now: Duration) {
+    pub fn handle_group(&mut self, now: Duration) {
         self.at = now;
     }
 
     /// The group was left, or could not be had. The next try is after twice the time, if this one did not last as long as that before it.
-    pub(super) fn handle_left(&mut self, now: Duration) {
+    pub fn handle_left(&mut self, now: Duration) {
         let lasted = now.saturating_sub(self.at);
         self.wait = match self.first {
             Some(first) if lasted >= self.wait => first,
@@ -153,7 +159,7 @@ impl Retry {
 
 /// The course of a transfer that is between hosts, or tries its group again.
 #[derive(Debug)]
-pub(super) struct Course {
+pub struct Course {
     retry: Retry,
     /// All receivers have the bytes below. `None`: they must report.
     position: Option<u64>,
@@ -168,7 +174,8 @@ pub(super) struct Course {
 }
 
 impl Course {
-    pub(super) fn new(now: Duration, retry: Option<Duration>) -> Self {
+    /// `retry`: as of [`Retry::new`].
+    pub fn new(now: Duration, retry: Option<Duration>) -> Self {
         Self {
             retry: Retry::new(now, retry),
             position: None,

@@ -3,15 +3,18 @@
 use std::io::{self, BufRead, BufReader, Read};
 use std::time::Instant;
 
-use castnet_member::{MemberError, OpenStream, StreamHeader, Unsent};
+use castnet_rnic::stream::{OpenStream, StreamHeader};
 
 use super::course::Rest;
+use crate::error::MemberError;
+use crate::safeguard::Unsent;
 
 /// The source of a stream.
-pub(crate) struct Outgoing<'f> {
-    pub(crate) header: StreamHeader,
+pub struct Outgoing<'f> {
+    /// Its name, and its length where that is known.
+    pub header: StreamHeader,
     /// When the transfer began.
-    pub(crate) begun: Instant,
+    pub begun: Instant,
     file: BufReader<Box<dyn Read + 'f>>,
     /// Bytes that come before those of `file`, from `at` on.
     back: Vec<u8>,
@@ -23,7 +26,7 @@ pub(crate) struct Outgoing<'f> {
 
 impl<'f> Outgoing<'f> {
     /// `piece`: bytes that are read at once.
-    pub(crate) fn new(file: impl Read + 'f, header: StreamHeader, piece: usize) -> Self {
+    pub fn new(file: impl Read + 'f, header: StreamHeader, piece: usize) -> Self {
         Self {
             header,
             begun: Instant::now(),
@@ -36,7 +39,7 @@ impl<'f> Outgoing<'f> {
     }
 
     /// Takes back what a group has not delivered to all. Returns why.
-    pub(crate) fn take_back(&mut self, unsent: Box<Unsent>) -> MemberError {
+    pub fn take_back(&mut self, unsent: Box<Unsent>) -> MemberError {
         self.taken.get_or_insert(unsent.stream);
         let mut bytes = unsent.unacknowledged;
         self.position -= bytes.len() as u64;
@@ -55,12 +58,12 @@ impl<'f> Outgoing<'f> {
     }
 
     /// Number of the next byte.
-    pub(super) fn position(&self) -> u64 {
+    pub fn position(&self) -> u64 {
         self.position
     }
 
     /// The bytes taken so far, with their digest.
-    pub(super) fn taken(&mut self) -> &OpenStream {
+    pub fn taken(&mut self) -> &OpenStream {
         self.taken
             .get_or_insert_with(|| OpenStream::new(self.header.clone()))
     }
