@@ -32,6 +32,7 @@ impl Core {
             ..failed.clone()
         });
         self.publish(event);
+        self.receiver_failed(switch, &failed);
         self.broke(&failed.mcst_id, generation, switch, |group, _| {
             let who = rank.map_or_else(|| format!("host {next_hop}"), |rank| group.rank_name(rank));
             let reason = format!("{who} has ended its connection, with NAK syndrome {syndrome:#04x}");

@@ -1,5 +1,6 @@
 //! Paths that a group waits for, as its switches report. A receiver that stalls is put out, or the group fails with it, if its
-//! policy says so.
+//! policy says so. A group that goes on without one that stalls does so at once without one that refuses its stream with a fatal NAK:
+//! its switch holds the NAK, and reports the receiver as failed and, in case that is lost, as a path that stalls.
 //!
 //! The report of the switch next to the receiver counts: those above it name the switch below. It says how often the switch has
 //! sent the packet that the receiver lacks, again. Without that, nothing arrives there: a switch, a link or the source above
@@ -8,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use castnet_proto::v1;
-use castnet_wire::Syndrome;
+use castnet_wire::{NakCode, Syndrome};
 
 use super::late::has_host;
 use crate::state::{Core, Effect, Entry};
@@ -101,6 +102,13 @@ impl Core {
             return;
         };
         let (host, waited) = (&stalled.next_hop, Duration::from_nanos(stalled.for_ns));
+        if let Some(code) = stalled
+            .syndrome
+            .and_then(fatal)
+            .filter(|_| kind.settings.outlives_refusals())
+        {
+            return self.lose_refusing(group, host, code);
+        }
         if waited < Duration::from_millis(policy.after_ms.into()) || stalled.tries < TRIES_MIN {
             return;
         }
@@ -123,5 +131,51 @@ impl Core {
         if let Err(error) = self.lose_or_fail(group, host, reason, policy.fails) {
             tracing::error!(group, host, %error, "cannot take out a member");
         }
+    }
+
+    /// A switch reports that a receiver of a multicast group has ended its connection with a fatal NAK.
+    pub(crate) fn receiver_failed(&mut self, switch: &str, failed: &v1::MemberFailed) {
+        let mcst_id = mcst_id_from_proto("mcst_id", &failed.mcst_id).ok();
+        let Some(entry) = mcst_id.and_then(|id| self.groups.by_mcst_id(id)) else {
+            return;
+        };
+        let (record, host) = (entry.record(), failed.next_hop.as_str());
+        let Some(kind) = record
+            .multicast()
+            .filter(|kind| kind.settings.outlives_refusals())
+        else {
+            return;
+        };
+        let rule = record.wanted_rule(switch).filter(|_| record.phase.has_run());
+        let Some(rule) = rule.filter(|rule| has_host(rule, host)) else {
+            return;
+        };
+        // Who was in the stream from its beginning has had one connection, also while others were put out.
+        let since = rule.multicast().and_then(|rule| rule.carries_on);
+        let since = since.filter(|_| {
+            kind.member(host)
+                .is_some_and(|(_, member)| member.late().is_none())
+        });
+        let generations = since.unwrap_or(record.generation)..=record.generation;
+        if let Some(code) = fatal(failed.syndrome).filter(|_| generations.contains(&failed.generation)) {
+            let name = record.name.clone();
+            self.lose_refusing(&name, host, code);
+        }
+    }
+
+    fn lose_refusing(&mut self, group: &str, host: &str, code: NakCode) {
+        let reason = format!("host {host} sent a fatal NAK: {code}");
+        // If that cannot be stored, a report of its path does it.
+        if let Err(error) = self.lose_or_fail(group, host, reason, false) {
+            tracing::error!(group, host, %error, "cannot take out a member");
+        }
+    }
+}
+
+/// The code of a NAK that ends a connection, from its AETH syndrome byte.
+fn fatal(syndrome: u32) -> Option<NakCode> {
+    match Syndrome::from_byte(u8::try_from(syndrome).ok()?)? {
+        Syndrome::Nak(code) => Some(code).filter(|code| code.is_fatal()),
+        Syndrome::Ack | Syndrome::RnrNak(_) => None,
     }
 }
