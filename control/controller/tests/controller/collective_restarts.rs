@@ -5,7 +5,7 @@ use crate::common::{Calls, Client, Lab, start, two_tiers};
 use crate::restarts::stands_still_at;
 use castnet_controller::Checkpoint;
 use castnet_proto::v1;
-use castnet_proto::v1::CollectivePhase::{Active, Failed, Waiting};
+use castnet_proto::v1::CollectivePhase::{Active, Failed};
 use castnet_sim_control::controllers::Candidates;
 use castnet_sim_control::etcd::EtcdModel;
 
@@ -127,19 +127,6 @@ async fn killed_at_any_point_of_an_installation_it_finishes() {
         assert_eq!(seen[3].generation, 1, "{point:?}");
         lab.all_did(&["+job.1"], &format!("{point:?}"));
     }
-}
-
-/// Killed while it gathers: those that were in need not be waited for if they come back.
-#[tokio::test(start_paused = true)]
-async fn a_group_that_gathers_gathers_on() {
-    let (lab, controller, client) = two_tiers().await;
-    let mut first = Rank::join(&client, lab.rank("job", 0, 2, 17)).await;
-    first.until(Waiting).await;
-    controller.stop().await;
-    let (_controller, client) = lab.start().await;
-    let both = [lab.rank("job", 1, 2, 17), first.request];
-    let mut ranks = Rank::join_all(&client, both).await;
-    assert_eq!(all(&mut ranks, Active).await[0].generation, 1);
 }
 
 /// A switch loses its part while the controller is away: found out when both are back.
