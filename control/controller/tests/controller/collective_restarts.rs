@@ -6,8 +6,6 @@ use crate::restarts::stands_still_at;
 use castnet_controller::Checkpoint;
 use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase::{Active, Failed};
-use castnet_sim_control::controllers::Candidates;
-use castnet_sim_control::etcd::EtcdModel;
 
 /// They call with the same connections.
 async fn come_back(ranks: Vec<Rank>, client: &Client) -> Vec<Rank> {
@@ -70,42 +68,6 @@ async fn a_failed_job_ends_also_after_a_restart() {
     lab.config.timeouts.linger = std::time::Duration::from_millis(1);
     let (_controller, client) = lab.start().await;
     vanishes(&client, "job").await;
-}
-
-/// The leases count from when another controller leads. Ranks that come back are in; of one that does not, the others learn
-/// that it is gone.
-#[tokio::test(start_paused = true)]
-async fn a_rank_that_lives_outlasts_a_failover_and_one_that_died_is_put_out() {
-    let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
-    let mut candidates = Candidates::start(&lab.config, lab.folder.path(), &etcd, 2).await;
-    let (mut leader, mut client) = candidates.leader(None).await;
-    // All come back while the last one's runs.
-    let with_lease = |r: &mut v1::InitGroupRequest| r.lease_ms = if r.rank == 3 { 10_000 } else { 600_000 };
-    let mut ranks = lab.ranks_with(&client, "job", 17, with_lease).await;
-    all(&mut ranks, Active).await;
-    for alive in [4, 3] {
-        candidates.restart(leader).await;
-        (leader, client) = candidates.leader(None).await;
-        ranks.truncate(alive);
-        let mut back = come_back(ranks, &client).await;
-        for state in all(&mut back, Active).await {
-            assert_eq!(state.generation, 1, "{state:?}");
-        }
-        ranks = back;
-    }
-    // It held its call until the second leader was killed.
-    for state in all(&mut ranks, Failed).await {
-        assert_eq!(state.failed_rank, Some(3), "{state:?}");
-        assert!(state.reason.contains("rank 3"), "{state:?}");
-    }
-    for name in ["leaf0", "leaf1", "spine0"] {
-        let changes = lab.switch(name).changes();
-        assert_eq!(changes.first().map(String::as_str), Some("+job.1"), "{name}");
-        assert!(
-            !changes[1..].contains(&"+job.1".to_owned()),
-            "{name}: {changes:?}"
-        );
-    }
 }
 
 /// Killed at each point of an installation: the next controller finishes it when the ranks are back, and each switch was

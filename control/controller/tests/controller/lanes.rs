@@ -184,15 +184,3 @@ async fn ranks_have_a_queue_pair_in_each_lane_and_switches_set_memory_aside_for_
     client.destroy("single").await;
     assert!(lab.placed().is_empty());
 }
-
-#[tokio::test(start_paused = true)]
-async fn a_collective_group_is_placed_with_all_its_lanes_or_not_at_all() {
-    let lab = Lab::two_tiers().await;
-    lab.switch("leaf1").with(|t| t.refuse_rule = Some("job/1".into()));
-    let (_controller, client) = lab.start().await;
-    let requests = (0..4).map(|rank| rank_of(&lab, rank, 2));
-    let mut ranks = Rank::join_all(&client, requests).await;
-    let seen = all(&mut ranks, CollectivePhase::Refused).await;
-    assert!(seen[0].reason.contains("no room for job/1"), "{}", seen[0].reason);
-    until("nothing is left", || lab.placed().is_empty()).await;
-}
