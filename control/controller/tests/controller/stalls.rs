@@ -1,7 +1,7 @@
 //! Receivers of multicast groups that stall or refuse the stream, and what is no such receiver.
 
 use castnet_proto::v1;
-use castnet_proto::v1::GroupPhase::{Active, Failed};
+use castnet_proto::v1::GroupPhase::Active;
 use castnet_proto::v1::MemberLoss;
 use castnet_proto::v1::MemberPhase::{Expected, Joined};
 use castnet_proto::v1::agent_event::Event::{MemberFailed, PathStalled};
@@ -10,14 +10,14 @@ use crate::common::{Calls, Client, Events, Lab, group_until, phases, reaches, tw
 
 const MS: u64 = 1_000_000;
 
-/// h0 sends; h1 is at its leaf, h2 and h3 at leaf1.
-async fn group(lab: &Lab, client: &Client, members: &[&str], policy: Option<MemberLoss>) -> v1::GroupState {
+/// h0 sends; h1 is at its leaf, h2 and h3 at leaf1. Who stalls is put out.
+async fn group(lab: &Lab, client: &Client) -> v1::GroupState {
     let request = v1::CreateGroupRequest {
-        on_member_stall: policy.map(|then| v1::StallPolicy {
+        on_member_stall: Some(v1::StallPolicy {
             after_ms: 1000,
-            then: then as i32,
+            then: MemberLoss::Evict.into(),
         }),
-        ..lab.given("g", members, 17)
+        ..lab.given("g", &["h0", "h1", "h2", "h3"], 17)
     };
     client.create(request).await;
     reaches(client, "g", Active).await.state.unwrap()
@@ -60,7 +60,7 @@ async fn arrives(events: &mut Events, wanted: &v1::PathStalled) {
 #[tokio::test(start_paused = true)]
 async fn a_receiver_that_stalls_is_put_out_and_all_learn_why() {
     let (lab, _controller, client) = two_tiers().await;
-    let before = group(&lab, &client, &["h0", "h1", "h2", "h3"], Some(MemberLoss::Evict)).await;
+    let before = group(&lab, &client).await;
     assert_eq!(before.on_member_stall.map(|p| p.after_ms), Some(1000));
     let told = lab.rule("leaf1").stall_timeout_ms;
     assert_eq!(told, 1000, "it is reported in time");
@@ -102,7 +102,7 @@ async fn a_receiver_that_stalls_is_put_out_and_all_learn_why() {
 #[tokio::test(start_paused = true)]
 async fn what_does_not_speak_against_the_receiver_changes_nothing() {
     let (lab, _controller, client) = two_tiers().await;
-    let before = group(&lab, &client, &["h0", "h1", "h2", "h3"], Some(MemberLoss::Evict)).await;
+    let before = group(&lab, &client).await;
     let mut events = Events::of(&client).await;
     let counts = stalled(&before, "h2");
     type Spoil = fn(&mut v1::PathStalled);
@@ -128,28 +128,6 @@ async fn what_does_not_speak_against_the_receiver_changes_nothing() {
     }
     report(&lab, "leaf1", &counts);
     group_until(&client, "g", |state| state.generation > 1).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn without_a_policy_a_group_waits_for_a_receiver_that_stalls() {
-    let (lab, _controller, client) = two_tiers().await;
-    let before = group(&lab, &client, &["h0", "h1", "h2"], None).await;
-    assert_eq!(before.on_member_stall, None);
-    let mut events = Events::of(&client).await;
-    let report_of = stalled(&before, "h2");
-    report(&lab, "leaf1", &report_of);
-    arrives(&mut events, &report_of).await;
-    let after = client.get("g").await.state.unwrap();
-    assert_eq!((after.generation, phases(&after)), (1, vec![Joined; 3]));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_group_that_fails_with_a_receiver_that_stalls_says_which() {
-    let (lab, _controller, client) = two_tiers().await;
-    let before = group(&lab, &client, &["h0", "h1", "h2"], Some(MemberLoss::Fail)).await;
-    report(&lab, "leaf0", &stalled(&before, "h1"));
-    let state = reaches(&client, "g", Failed).await.state.unwrap();
-    assert!(state.reason.starts_with("host h1 stalls"), "{}", state.reason);
 }
 
 /// A switch reports that a receiver has ended its connection, with this AETH syndrome byte. Returns when the controller has the report.
