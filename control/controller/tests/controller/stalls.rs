@@ -9,13 +9,14 @@ use castnet_proto::v1::agent_event::Event::{MemberFailed, PathStalled};
 use crate::common::{Calls, Client, Events, Lab, group_until, phases, reaches, two_tiers, until};
 
 const MS: u64 = 1_000_000;
+const EVICT: Option<MemberLoss> = Some(MemberLoss::Evict);
 
-/// h0 sends; h1 is at its leaf, h2 and h3 at leaf1. Who stalls is put out.
-async fn group(lab: &Lab, client: &Client) -> v1::GroupState {
+/// h0 sends; h1 is at its leaf, h2 and h3 at leaf1.
+async fn group(lab: &Lab, client: &Client, policy: Option<MemberLoss>) -> v1::GroupState {
     let request = v1::CreateGroupRequest {
-        on_member_stall: Some(v1::StallPolicy {
+        on_member_stall: policy.map(|then| v1::StallPolicy {
             after_ms: 1000,
-            then: MemberLoss::Evict.into(),
+            then: then.into(),
         }),
         ..lab.given("g", &["h0", "h1", "h2", "h3"], 17)
     };
@@ -60,7 +61,7 @@ async fn arrives(events: &mut Events, wanted: &v1::PathStalled) {
 #[tokio::test(start_paused = true)]
 async fn a_receiver_that_stalls_is_put_out_and_all_learn_why() {
     let (lab, _controller, client) = two_tiers().await;
-    let before = group(&lab, &client).await;
+    let before = group(&lab, &client, EVICT).await;
     assert_eq!(before.on_member_stall.map(|p| p.after_ms), Some(1000));
     let told = lab.rule("leaf1").stall_timeout_ms;
     assert_eq!(told, 1000, "it is reported in time");
@@ -102,7 +103,7 @@ async fn a_receiver_that_stalls_is_put_out_and_all_learn_why() {
 #[tokio::test(start_paused = true)]
 async fn what_does_not_speak_against_the_receiver_changes_nothing() {
     let (lab, _controller, client) = two_tiers().await;
-    let before = group(&lab, &client).await;
+    let before = group(&lab, &client, EVICT).await;
     let mut events = Events::of(&client).await;
     let counts = stalled(&before, "h2");
     type Spoil = fn(&mut v1::PathStalled);
@@ -157,7 +158,7 @@ fn holds_naks(lab: &Lab, switch: &str) -> bool {
 #[tokio::test(start_paused = true)]
 async fn receivers_that_refuse_are_put_out_at_once_and_the_others_go_on() {
     let (lab, _controller, client) = two_tiers().await;
-    let before = group(&lab, &client, &["h0", "h1", "h2", "h3"], Some(MemberLoss::Evict)).await;
+    let before = group(&lab, &client, EVICT).await;
     assert!(
         ["leaf0", "spine0", "leaf1"]
             .iter()
@@ -202,7 +203,7 @@ async fn receivers_that_refuse_are_put_out_at_once_and_the_others_go_on() {
 #[tokio::test(start_paused = true)]
 async fn a_path_that_stalls_behind_a_fatal_nak_is_put_out() {
     let (lab, _controller, client) = two_tiers().await;
-    let before = group(&lab, &client, &["h0", "h1", "h2"], Some(MemberLoss::Evict)).await;
+    let before = group(&lab, &client, EVICT).await;
     let stalls = v1::PathStalled {
         syndrome: Some(0x63),
         ..stands_still(&before, "h2", 1)
@@ -221,11 +222,11 @@ async fn a_path_that_stalls_behind_a_fatal_nak_is_put_out() {
 async fn a_group_that_does_not_go_on_without_a_receiver_leaves_the_nak_to_the_source() {
     for policy in [None, Some(MemberLoss::Fail)] {
         let (lab, _controller, client) = two_tiers().await;
-        let before = group(&lab, &client, &["h0", "h1", "h2"], policy).await;
+        let before = group(&lab, &client, policy).await;
         assert!(!holds_naks(&lab, "leaf1"));
         let mut events = Events::of(&client).await;
         fails(&lab, "leaf1", &mut events, refusing(&before, "h2", 0x62)).await;
         let after = client.get("g").await.state.unwrap();
-        assert_eq!((after.generation, phases(&after)), (1, vec![Joined; 3]));
+        assert_eq!((after.generation, phases(&after)), (1, vec![Joined; 4]));
     }
 }

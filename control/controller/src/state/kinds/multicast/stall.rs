@@ -135,8 +135,7 @@ impl Core {
 
     /// A switch reports that a receiver of a multicast group has ended its connection with a fatal NAK.
     pub(crate) fn receiver_failed(&mut self, switch: &str, failed: &v1::MemberFailed) {
-        let mcst_id = mcst_id_from_proto("mcst_id", &failed.mcst_id).ok();
-        let Some(entry) = mcst_id.and_then(|id| self.groups.by_mcst_id(id)) else {
+        let Some(entry) = self.at_address(&failed.mcst_id) else {
             return;
         };
         let (record, host) = (entry.record(), failed.next_hop.as_str());
