@@ -411,7 +411,7 @@ fn replicate<E: Egress, O: Observer>(
     let to = others.clone().filter(fits);
     let taking = to.clone().count();
     if taking == 0 {
-        let reason = match others.last() {
+        let reason = match hops.iter().rfind(|hop| hop.port != ingress) {
             None => DropReason::SamePort,
             Some(hop) if ports.up.contains(hop.port) => DropReason::TooLong,
             Some(_) => DropReason::PortDown,
