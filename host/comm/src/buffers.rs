@@ -185,7 +185,8 @@ impl<T> From<(Vec<T>, Vec<T>)> for OwnedBuffers<T> {
 }
 
 impl<T> OwnedBuffers<T> {
-    pub(crate) fn lengths(&self) -> (usize, Option<usize>) {
+    /// As [`Buffers::lengths`].
+    pub fn lengths(&self) -> (usize, Option<usize>) {
         match self {
             Self::InPlace(all) => (all.len(), None),
             Self::Apart(from, to) => (from.len(), Some(to.len())),

@@ -17,7 +17,7 @@ mod ways;
 use std::sync::Arc;
 use std::time::Duration;
 
-use castnet_comm::{CommConfig, CommError, Communicator, Fallback, Timeouts};
+use castnet_comm::{Collectives, CommConfig, CommError, Communicator, Fallback, Timeouts};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::remark;
 use castnet_console::units::{Ratio, Span, positive_span};

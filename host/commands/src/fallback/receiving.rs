@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use castnet_comm::Communicator;
+use castnet_comm::{Collectives, Communicator};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::Output;
 use castnet_member::{Hosts, MemberConfig, MemberError, StreamHeader, StreamSummary, Transferred};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use castnet_comm::Communicator;
+use castnet_comm::{Collectives, Communicator};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::Output;
 use castnet_member::{
