@@ -385,7 +385,7 @@ impl<W: Watch> Simulation<W> {
                 match work {
                     Work::Compute(_) => {}
                     Work::Complete(completion) => rank.completed(now, &mut host.endpoint, &completion),
-                    Work::Post(action) => rank.try_execute(now, &mut host.endpoint, action),
+                    Work::Post(post) => rank.post(now, &mut host.endpoint, post),
                 }
             }
         }

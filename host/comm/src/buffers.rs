@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::ops::Range;
+use std::sync::Arc;
 
 use castnet_rnic::Lent;
 use castnet_wire::control::{DataType, Operation};
@@ -222,7 +223,7 @@ impl LentBytes {
     pub(crate) fn into_data(self, bases: Bases) -> LentData {
         let (input, rest) = match self {
             Self::InPlace(all) => (None, all),
-            Self::Apart(from, to) => (Some(from), to),
+            Self::Apart(from, to) => (Some(Input::Lent(from)), to),
         };
         LentData {
             input,
@@ -232,20 +233,42 @@ impl LentBytes {
     }
 }
 
+/// An input that is apart. The RNIC reads it, and so does whoever lends it.
+pub(crate) enum Input {
+    Lent(&'static [u8]),
+    Counted(Arc<[u8]>),
+}
+
+impl Input {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Lent(bytes) => bytes,
+            Self::Counted(bytes) => bytes,
+        }
+    }
+
+    pub(crate) fn lend(&self) -> Lent {
+        match self {
+            Self::Lent(bytes) => Lent::shared(bytes),
+            Self::Counted(bytes) => Lent::counted(bytes.clone()),
+        }
+    }
+}
+
 /// Lent memory of a task.
 pub(crate) struct LentData {
     /// The input if it is apart.
-    pub(crate) input: Option<&'static [u8]>,
+    pub(crate) input: Option<Input>,
     /// The output, or all in place. Empty while the RNIC has it.
     pub(crate) rest: Lent,
-    bases: Bases,
+    pub(crate) bases: Bases,
 }
 
 impl LentData {
     pub(crate) fn data(&mut self) -> Data<'_> {
         let rest = self.rest.bytes_mut().unwrap_or_default();
-        match self.input {
-            Some(input) => Data::Apart(input, rest),
+        match &self.input {
+            Some(input) => Data::Apart(input.bytes(), rest),
             None => Data::InPlace(rest, self.bases),
         }
     }
@@ -359,7 +382,9 @@ pub(crate) enum Memory {
     /// Lent until the task ends.
     Lent(LentData),
     /// Its own.
-    Owned(Box<dyn Owned>),
+    Owned(Box<dyn Owned + Send>),
+    /// Nothing is stored.
+    None,
 }
 
 impl Memory {
@@ -367,6 +392,7 @@ impl Memory {
         match self {
             Self::Lent(lent) => lent.data(),
             Self::Owned(own) => own.data(),
+            Self::None => Data::Apart(&[], &mut []),
         }
     }
 }

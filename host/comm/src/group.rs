@@ -115,7 +115,7 @@ impl Group {
         running.start = Instant::now();
         let owned = match self.run(&mut running)? {
             Memory::Owned(owned) => owned.into_any().downcast::<OwnedData<T>>().ok(),
-            Memory::Lent(_) => None,
+            Memory::Lent(_) | Memory::None => None,
         };
         Ok(owned.map(|d| d.buffers.into_output()).unwrap_or_default())
     }

@@ -6,7 +6,7 @@
 //!   the job's name, the rank and the number of ranks.
 //! - All communicators of a process that name the same controllers and certificates share one connection to the controller,
 //!   also with the members of multicast groups.
-//! - [`machine`] holds the algorithms as pure machines, without I/O. The simulator and the tests use them too.
+//! - [`machine`] holds the algorithms as pure machines, without I/O, and [`executor`] executes their actions. The simulator uses both, too.
 //!
 //! ```no_run
 //! use castnet_comm::{Collectives, CommConfig, CommError, Communicator, Operation};
@@ -56,6 +56,7 @@ mod driver;
 mod element;
 mod error;
 mod establish;
+pub mod executor;
 mod group;
 mod job;
 mod lend;
