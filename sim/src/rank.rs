@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use castnet_comm::executor::{Device, Executor, TaskBytes};
+use castnet_comm::executor::{Device, Executor};
 use castnet_comm::machine::{Action, Content, Failure, Machine, Task, TaskId, Waiting};
 use castnet_endpoint::{Access, Completion, CompletionOp, Endpoint, Lent, MemoryKey, RecvWr, SendWr};
 use castnet_reduce::prefetch;
@@ -207,10 +207,8 @@ impl Rank {
     /// of time: sent bytes are meaningless, received ones are ignored.
     pub(crate) fn start(&mut self, now: Nanos, task: Task, input: Option<(Vec<u8>, TaskMemory)>) -> TaskId {
         let own = (self.rank, self.size);
-        let (memory, lends) = match input {
-            Some((input, kind)) => (kind.bytes(&task, own, input), kind != TaskMemory::Slots),
-            None => (TaskBytes::none(), false),
-        };
+        let lends = input.as_ref().is_some_and(|(_, kind)| *kind != TaskMemory::Slots);
+        let memory = input.map(|(input, kind)| kind.bytes(&task, own, input));
         let id = self.executor.start(task, memory, lends);
         self.tasks.insert(
             id,
@@ -247,11 +245,11 @@ impl Rank {
 
     /// Records the tasks that have ended.
     fn end(&mut self, now: Nanos) {
-        while let Some((id, result, mut memory)) = self.executor.take_ended() {
+        while let Some((id, result, memory)) = self.executor.take_ended() {
             if let Some(task) = self.tasks.get_mut(&id) {
                 task.ended = Some((now, result));
                 let length = task.task.output_bytes(self.rank, self.size);
-                task.output = memory.output(length).to_vec();
+                task.output = memory.map_or_else(Vec::new, |mut memory| memory.output(length).to_vec());
             }
         }
     }

@@ -1,6 +1,6 @@
 //! How the memory of a rank's task is used.
 
-use castnet_comm::executor::TaskBytes;
+use castnet_comm::LentBytes;
 use castnet_comm::machine::{Collective, Task};
 
 /// How messages get into and out of the memory of a task.
@@ -17,10 +17,10 @@ pub enum TaskMemory {
 
 impl TaskMemory {
     /// The memory of a task of `rank` of `size` with this contribution.
-    pub(crate) fn bytes(self, task: &Task, (rank, size): (u16, u16), input: Vec<u8>) -> TaskBytes {
+    pub(crate) fn bytes(self, task: &Task, (rank, size): (u16, u16), input: Vec<u8>) -> LentBytes {
         let (given, taken) = (input.len(), task.output_bytes(rank, size) as usize);
         if self != Self::InPlace || given == 0 || taken == 0 {
-            return TaskBytes::apart(input, vec![0xEE; taken]);
+            return LentBytes::owned_apart(input, vec![0xEE; taken]);
         }
         let (at, output) = match task.collective {
             Collective::AllGather => (usize::from(rank) * given, 0),
@@ -29,6 +29,6 @@ impl TaskMemory {
         };
         let mut all = vec![0xEE; given.max(taken)];
         all[at..at + given].copy_from_slice(&input);
-        TaskBytes::in_place(all, at, output)
+        LentBytes::owned_in_place(all, at, output)
     }
 }

@@ -201,39 +201,8 @@ impl<T> OwnedBuffers<T> {
     }
 }
 
-/// The memory of a collective whose caller is another thread or program, until the collective ends. Input and output are
-/// elements of the call's data type.
-#[derive(Debug)]
-pub enum LentBytes {
-    /// The result replaces the contribution.
-    InPlace(&'static mut [u8]),
-    /// Separate input and output.
-    Apart(&'static [u8], &'static mut [u8]),
-}
-
-impl LentBytes {
-    /// Number of input elements of `size` bytes, and of output elements (`None`: the same memory).
-    pub(crate) fn lengths(&self, size: usize) -> (usize, Option<usize>) {
-        match self {
-            Self::InPlace(all) => (all.len() / size, None),
-            Self::Apart(from, to) => (from.len() / size, Some(to.len() / size)),
-        }
-    }
-
-    pub(crate) fn into_data(self, bases: Bases) -> LentData {
-        let (input, rest) = match self {
-            Self::InPlace(all) => (None, all),
-            Self::Apart(from, to) => (Some(Input::Lent(from)), to),
-        };
-        LentData {
-            input,
-            rest: Lent::exclusive(rest),
-            bases,
-        }
-    }
-}
-
 /// An input that is apart. The RNIC reads it, and so does whoever lends it.
+#[derive(Debug)]
 pub(crate) enum Input {
     Lent(&'static [u8]),
     Counted(Arc<[u8]>),
@@ -255,8 +224,10 @@ impl Input {
     }
 }
 
-/// Lent memory of a task.
-pub(crate) struct LentData {
+/// The memory of a collective whose caller is another thread or program, until the collective ends. Input and output are
+/// elements of the call's data type.
+#[derive(Debug)]
+pub struct LentBytes {
     /// The input if it is apart.
     pub(crate) input: Option<Input>,
     /// The output, or all in place. Empty while the RNIC has it.
@@ -264,7 +235,48 @@ pub(crate) struct LentData {
     pub(crate) bases: Bases,
 }
 
-impl LentData {
+impl LentBytes {
+    /// The result replaces the contribution.
+    pub fn in_place(all: &'static mut [u8]) -> Self {
+        Self::new(None, Lent::exclusive(all), Bases::default())
+    }
+
+    /// Separate input and output.
+    pub fn apart(input: &'static [u8], output: &'static mut [u8]) -> Self {
+        let input = Some(Input::Lent(input));
+        Self::new(input, Lent::exclusive(output), Bases::default())
+    }
+
+    /// Its own memory, in place. Input and output begin at these bytes.
+    pub fn owned_in_place(all: Vec<u8>, input: usize, output: usize) -> Self {
+        Self::new(None, Lent::owned(all), Bases { input, output })
+    }
+
+    /// Its own memory, input and output apart.
+    pub fn owned_apart(input: Vec<u8>, output: Vec<u8>) -> Self {
+        let input = Some(Input::Counted(Arc::from(input)));
+        Self::new(input, Lent::owned(output), Bases::default())
+    }
+
+    fn new(input: Option<Input>, rest: Lent, bases: Bases) -> Self {
+        Self { input, rest, bases }
+    }
+
+    /// The first `length` bytes of the output; none if there are fewer.
+    pub fn output(&mut self, length: u64) -> &[u8] {
+        let output = self.data().into_read(Place::output(0), length);
+        output.unwrap_or_default()
+    }
+
+    /// Number of input elements of `size` bytes, and of output elements (`None`: the same memory).
+    pub(crate) fn lengths(&self, size: usize) -> (usize, Option<usize>) {
+        let rest = self.rest.bytes().len() / size;
+        match &self.input {
+            Some(input) => (input.bytes().len() / size, Some(rest)),
+            None => (rest, None),
+        }
+    }
+
     pub(crate) fn data(&mut self) -> Data<'_> {
         let rest = self.rest.bytes_mut().unwrap_or_default();
         match &self.input {
@@ -380,7 +392,7 @@ impl<'a> Data<'a> {
 /// Input and output of a task.
 pub(crate) enum Memory {
     /// Lent until the task ends.
-    Lent(LentData),
+    Lent(LentBytes),
     /// Its own.
     Owned(Box<dyn Owned + Send>),
     /// Nothing is stored.

@@ -7,7 +7,7 @@ use castnet_rnic::{Access, Rnic, RnicError};
 use castnet_wire::{Nanos, Qpn};
 
 use crate::buffers::Memory;
-use crate::executor::{Channel, Executor, TaskBytes};
+use crate::executor::{Channel, Executor};
 use crate::machine::{ChannelId, Failure, Machine, Task, TaskId};
 
 /// Memory of shorter tasks is not lent to the RNIC: copies cost less than the wait for the last acknowledgement. Over memif
@@ -87,7 +87,7 @@ impl Driver {
 
     pub(crate) fn start(&mut self, task: Task, memory: Memory) -> TaskId {
         let lends = task.bytes() >= LENT_BYTES_MIN;
-        self.executor.start(task, TaskBytes(memory), lends)
+        self.executor.begin(task, memory, lends)
     }
 
     /// Whether no task runs, and no message waits to be sent or acknowledged.

@@ -11,7 +11,7 @@ use castnet_rnic::{
 use castnet_wire::control::{Control, DataType, Operation};
 
 use super::*;
-use crate::buffers::{Bases, LentBytes};
+use crate::buffers::LentBytes;
 use crate::machine::{
     Action, ChannelShape, Collective, Content, Event, InNetwork, InNetworkConfig, Place, Waiting,
 };
@@ -89,7 +89,7 @@ impl Bench {
     /// Starts an AllReduce in place, of bytes that differ.
     fn start(&mut self) -> TaskId {
         let bytes: Vec<u8> = (0..BYTES).map(byte).collect();
-        let memory = LentBytes::InPlace(bytes.leak()).into_data(Bases::default());
+        let memory = LentBytes::in_place(bytes.leak());
         let task = Task {
             collective: Collective::AllReduce,
             operation: Operation::Sum,

@@ -7,7 +7,6 @@ mod pending;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::sync::Arc;
 
 use castnet_reduce::{Kernel, prefetch};
 use castnet_rnic::{
@@ -15,7 +14,7 @@ use castnet_rnic::{
 };
 use castnet_wire::Qpn;
 
-use crate::buffers::{Bases, Input, LentData, Memory};
+use crate::buffers::{LentBytes, Memory};
 use crate::machine::{
     Action, ChannelId, ChannelShape, Collective, Content, Event, Failure, Machine, Place, Target, Task,
     TaskId,
@@ -86,41 +85,6 @@ impl<R: Rnic + ?Sized> Device for R {
     }
 }
 
-/// The memory of a task: input and output.
-pub struct TaskBytes(pub(crate) Memory);
-
-impl TaskBytes {
-    /// No memory, for measurements of time: sent bytes are meaningless, and received ones are ignored.
-    pub fn none() -> Self {
-        Self(Memory::None)
-    }
-
-    /// Separate input and output.
-    pub fn apart(input: Vec<u8>, output: Vec<u8>) -> Self {
-        let input = Input::Counted(Arc::from(input));
-        Self::lent(Some(input), output, Bases::default())
-    }
-
-    /// Input and output begin at these bytes of the same memory.
-    pub fn in_place(all: Vec<u8>, input: usize, output: usize) -> Self {
-        Self::lent(None, all, Bases { input, output })
-    }
-
-    fn lent(input: Option<Input>, rest: Vec<u8>, bases: Bases) -> Self {
-        Self(Memory::Lent(LentData {
-            input,
-            rest: Lent::owned(rest),
-            bases,
-        }))
-    }
-
-    /// The first `length` bytes of the output; none if there are fewer.
-    pub fn output(&mut self, length: u64) -> &[u8] {
-        let output = self.0.data().into_read(Place::output(0), length);
-        output.unwrap_or_default()
-    }
-}
-
 /// A queue pair, its slots, and what is posted.
 pub(crate) struct Channel {
     pub(crate) qpn: Qpn,
@@ -185,9 +149,13 @@ impl Executor {
         self.channels.iter().take(1).for_each(prefetch);
     }
 
-    /// Starts a task. If `lends`, its memory becomes regions of the device where the machine allows it.
-    pub fn start(&mut self, task: Task, memory: TaskBytes, lends: bool) -> TaskId {
-        let TaskBytes(memory) = memory;
+    /// Starts a task. If `lends`, its memory becomes regions of the device where the machine allows it. A task without memory is
+    /// for measurements of time: sent bytes are meaningless, and received ones are ignored.
+    pub fn start(&mut self, task: Task, memory: Option<LentBytes>, lends: bool) -> TaskId {
+        self.begin(task, memory.map_or(Memory::None, Memory::Lent), lends)
+    }
+
+    pub(crate) fn begin(&mut self, task: Task, memory: Memory, lends: bool) -> TaskId {
         let scratch = match memory {
             Memory::None => 0,
             Memory::Lent(_) | Memory::Owned(_) => self.machine.scratch_bytes(&task) as usize,
@@ -215,13 +183,17 @@ impl Executor {
     }
 
     /// Removes a task that has ended, the oldest first. Returns its result and its memory.
-    pub fn take_ended(&mut self) -> Option<(TaskId, Result<(), Failure>, TaskBytes)> {
+    pub fn take_ended(&mut self) -> Option<(TaskId, Result<(), Failure>, Option<LentBytes>)> {
         let id = self
             .tasks
             .iter()
             .find_map(|(id, task)| task.is_done().then_some(*id))?;
         let (result, memory) = self.take(id)?;
-        Some((id, result, TaskBytes(memory)))
+        let memory = match memory {
+            Memory::Lent(lent) => Some(lent),
+            Memory::Owned(_) | Memory::None => None,
+        };
+        Some((id, result, memory))
     }
 
     /// Result and memory of a task; `None` while it runs.

@@ -8,7 +8,8 @@ use castnet_wire::Qpn;
 
 use super::super::{Action, ChannelShape, Failure, Machine, Task, TaskId};
 use super::input;
-use crate::executor::{Device, Executor, TaskBytes};
+use crate::buffers::LentBytes;
+use crate::executor::{Device, Executor};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Message {
@@ -146,13 +147,13 @@ impl Rank {
             let mut all = vec![0xEE; out];
             // Receivers of a Broadcast have no input. The own block of an AllGather is at its index in the output.
             all[at..at + own.len()].copy_from_slice(&own);
-            TaskBytes::in_place(all, if own.is_empty() { 0 } else { at }, 0)
+            LentBytes::owned_in_place(all, if own.is_empty() { 0 } else { at }, 0)
         } else if in_place && out > 0 {
-            TaskBytes::in_place(own, 0, out * usize::from(rank))
+            LentBytes::owned_in_place(own, 0, out * usize::from(rank))
         } else {
-            TaskBytes::apart(own, vec![0xEE; out])
+            LentBytes::owned_apart(own, vec![0xEE; out])
         };
-        let id = self.executor.start(task, memory, false);
+        let id = self.executor.start(task, Some(memory), false);
         assert_eq!(id, TaskId(self.tasks.len() as u64));
         self.tasks.push(TaskState {
             task,
@@ -194,11 +195,11 @@ impl Rank {
             let mut wires = Wires(&mut self.wires, self.shape.slot_bytes as usize);
             let Ok(()) = self.executor.execute(&mut wires, action);
         }
-        while let Some((id, result, mut memory)) = self.executor.take_ended() {
+        while let Some((id, result, memory)) = self.executor.take_ended() {
             let state = &mut self.tasks[id.0 as usize];
             let length = state.task.output_bytes(self.number, self.size);
             state.result = Some(result);
-            state.output = memory.output(length).to_vec();
+            state.output = memory.expect("its memory").output(length).to_vec();
         }
     }
 }
