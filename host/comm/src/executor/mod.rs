@@ -428,29 +428,24 @@ impl Executor {
             return Ok(true);
         }
         let (key, kernel) = (queue_pair.receives, pending.kernel);
-        match combine {
-            None => {
-                if let Some(bytes) = pending.bytes_mut(to, length.into()) {
-                    device.read(key, offset, bytes)?;
-                    return Ok(true);
-                }
-            }
-            Some(with) => {
-                if let Some((sum, own)) = pending.memory.data().into_both(to, with, length.into()) {
-                    device.read(key, offset, sum)?;
-                    kernel.apply(sum, own);
-                    return Ok(true);
-                }
-            }
+        let Some(with) = combine else {
+            let Some(bytes) = pending.bytes_mut(to, length.into()) else {
+                return Ok(false);
+            };
+            return device.read(key, offset, bytes).map(|()| true);
+        };
+        if let Some((sum, own)) = pending.memory.data().into_both(to, with, length.into()) {
+            device.read(key, offset, sum)?;
+            kernel.apply(sum, own);
+            return Ok(true);
         }
         self.message.resize(length as usize, 0);
         device.read(key, offset, &mut self.message)?;
-        if let Some(with) = combine {
-            let Some(own) = pending.bytes(with, length.into()) else {
-                return Ok(false);
-            };
-            kernel.apply(&mut self.message, own);
-        }
-        pending.store(device, to, &self.message)
+        let Some(own) = pending.bytes(with, length.into()) else {
+            return Ok(false);
+        };
+        kernel.apply(&mut self.message, own);
+        let bytes = pending.bytes_mut(to, length.into());
+        Ok(bytes.map(|bytes| bytes.copy_from_slice(&self.message)).is_some())
     }
 }

@@ -137,22 +137,6 @@ impl Pending {
         }
     }
 
-    /// Copies bytes to the task, also where the device has its memory. Returns false if they are out of range.
-    pub(crate) fn store<D: Device + ?Sized>(
-        &mut self,
-        device: &mut D,
-        to: Place,
-        from: &[u8],
-    ) -> Result<bool, D::Error> {
-        if let (Space::Output, Some(loan), Memory::Lent(memory)) = (to.space, self.lending.rest, &self.memory)
-        {
-            let offset = memory.bases().output as u64 + to.offset;
-            return device.write(loan.key, offset, from).map(|()| true);
-        }
-        let bytes = self.bytes_mut(to, from.len() as u64);
-        Ok(bytes.map(|bytes| bytes.copy_from_slice(from)).is_some())
-    }
-
     /// Copies inside the task. Returns false if the bytes are out of range.
     pub(crate) fn copy<D: Device + ?Sized>(
         &mut self,
