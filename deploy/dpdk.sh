@@ -89,10 +89,11 @@ bind() {
     # All of them are looked at before the kernel loses the first.
     for address; do
         device "$address"
-        for interface in "$folder"/net/*; do
+        # That of a virtio device is one folder deeper. Not every driver says that its link is up: the flag is IFF_UP.
+        for interface in "$folder"/net/* "$folder"/*/net/*; do
             [ -d "$interface" ] || continue
-            state=$(cat "$interface/operstate" 2>/dev/null || true)
-            [ "$state" != up ] || fail "$address: its interface $(basename "$interface") is in use: ip link set $(basename "$interface") down"
+            flags=$(cat "$interface/flags" 2>/dev/null || echo 0)
+            [ $((flags & 1)) -eq 0 ] || fail "$address: its interface $(basename "$interface") is in use: ip link set $(basename "$interface") down"
         done
     done
     for address; do

@@ -12,7 +12,7 @@ use ipnet::Ipv4Net;
 
 use crate::fault::{Fault, FaultKind};
 use crate::group::{ENDPOINTS_MAX, GroupRule, HostEndpoint, HostPart, NextHop};
-use crate::index::GroupIndex;
+use crate::index::{GroupIndex, NamedBy};
 use crate::route::{Route, RouteHop};
 
 const NAME_LENGTH_MAX: usize = 64;
@@ -296,8 +296,8 @@ impl Groups {
         let mut faults = group.check_read(self.ports, unread);
         // Not in `check`: controllers go on with groups that they have stored under such names.
         faults.extend(ambiguous_name(&group.name).map(|kind| Fault::new("name", kind)));
-        faults.extend(self.index.check(group, None));
-        self.index.insert(group);
+        faults.extend(self.index.check(group, NamedBy::Control, None));
+        self.index.insert(group, NamedBy::Control);
         faults
     }
 }

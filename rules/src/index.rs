@@ -10,8 +10,15 @@ use castnet_wire::{McstId, Qpn};
 use crate::fault::{Fault, FaultKind};
 use crate::group::GroupRule;
 
-/// Addresses and QPs, with the name of the group of each.
-type QueuePairs = BTreeMap<(Ipv4Addr, Qpn), Arc<str>>;
+/// Who has named the members of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NamedBy {
+    /// A controller or a rule file.
+    Control,
+    /// A host that registers the group. It names whom it likes, so its members bind only other such groups: frames find their group by the
+    /// McstID, and the QP of a member may be in several.
+    Host,
+}
 
 /// Index of the groups of one switch by values that must be unique: names, McstIDs, and addresses and QPs of members
 /// and of switches behind routers. Rule files are checked group by group against earlier groups, installs against
@@ -20,26 +27,19 @@ type QueuePairs = BTreeMap<(Ipv4Addr, Qpn), Arc<str>>;
 pub struct GroupIndex {
     names: BTreeMap<Arc<str>, McstId>,
     mcst_ids: BTreeMap<McstId, Arc<str>>,
-    qps: QueuePairs,
-    /// Those of groups that hosts register. A host names whom it likes, so they bind only other such groups: frames find their group by the
-    /// McstID, and the QP of a member may be in several.
-    registered_qps: QueuePairs,
+    /// Addresses and QPs by who named them, with the name of the group of each.
+    qps: BTreeMap<(NamedBy, Ipv4Addr, Qpn), Arc<str>>,
     /// See [`GroupRule::core_source`].
     core_sources: BTreeMap<Ipv4Addr, Arc<str>>,
 }
 
 impl GroupIndex {
     /// Conflicts with indexed groups except `instead_of`, which `group` replaces. Fields are relative to the group.
-    pub fn check(&self, group: &GroupRule, instead_of: Option<&str>) -> Vec<Fault> {
-        self.check_with(group, instead_of, &[&self.qps])
-    }
-
-    /// As [`GroupIndex::check`] for a group that a host registers: the QPs of other such groups are taken, too.
-    pub fn check_registered(&self, group: &GroupRule, instead_of: Option<&str>) -> Vec<Fault> {
-        self.check_with(group, instead_of, &[&self.qps, &self.registered_qps])
-    }
-
-    fn check_with(&self, group: &GroupRule, instead_of: Option<&str>, taken: &[&QueuePairs]) -> Vec<Fault> {
+    pub fn check(&self, group: &GroupRule, named_by: NamedBy, instead_of: Option<&str>) -> Vec<Fault> {
+        let binding: &[_] = match named_by {
+            NamedBy::Control => &[NamedBy::Control],
+            NamedBy::Host => &[NamedBy::Control, NamedBy::Host],
+        };
         let is_other = |name: &Arc<str>| Some(&**name) != instead_of;
         let mut faults = Vec::new();
         if let Some((name, first)) = self.names.get_key_value(&*group.name)
@@ -58,8 +58,11 @@ impl GroupIndex {
             let kind = FaultKind::DuplicateMcstId { mcst_id, first };
             faults.push(Fault::new("mcst_id", kind));
         }
-        let members = (mcst_id.0, Qpn::new(0))..=(mcst_id.0, Qpn::new(0xFF_FFFF));
-        let mut there = taken.iter().flat_map(|qps| qps.range(members.clone()));
+        let members = |&by: &NamedBy| {
+            let (first, last) = (Qpn::new(0), Qpn::new(0xFF_FFFF));
+            self.qps.range((by, mcst_id.0, first)..=(by, mcst_id.0, last))
+        };
+        let mut there = binding.iter().flat_map(members);
         if let Some((_, name)) = there.find(|(_, name)| is_other(name)) {
             let group = describe(name);
             let kind = FaultKind::McstIdIsMember { mcst_id, group };
@@ -76,7 +79,7 @@ impl GroupIndex {
                 fault("ip", FaultKind::MemberIsMcstId { ip, group });
             }
             let Some((ip, qpn)) = hop.qp() else { continue };
-            let mut holders = taken.iter().filter_map(|qps| qps.get(&(ip, qpn)));
+            let mut holders = binding.iter().filter_map(|&by| self.qps.get(&(by, ip, qpn)));
             if let Some(name) = holders.find(|name| is_other(name)) {
                 let group = describe(name);
                 fault("qpn", FaultKind::DuplicateQp { ip, qpn, group });
@@ -94,18 +97,7 @@ impl GroupIndex {
     }
 
     /// Adds a group, without placeholders. Values of another group stay with that group.
-    pub fn insert(&mut self, group: &GroupRule) {
-        self.insert_addresses(group);
-        insert_qps(&mut self.qps, group);
-    }
-
-    /// Adds a group that a host registers: its QPs are checked by [`GroupIndex::check_registered`] alone.
-    pub fn insert_registered(&mut self, group: &GroupRule) {
-        self.insert_addresses(group);
-        insert_qps(&mut self.registered_qps, group);
-    }
-
-    fn insert_addresses(&mut self, group: &GroupRule) {
+    pub fn insert(&mut self, group: &GroupRule, named_by: NamedBy) {
         let name: Arc<str> = group.name.as_str().into();
         if !name.is_empty() {
             self.names.entry(name.clone()).or_insert(group.mcst_id);
@@ -114,41 +106,25 @@ impl GroupIndex {
             self.mcst_ids.entry(group.mcst_id).or_insert_with(|| name.clone());
         }
         if let Some(ip) = group.core_source() {
-            self.core_sources.entry(ip).or_insert(name);
+            self.core_sources.entry(ip).or_insert_with(|| name.clone());
+        }
+        for (ip, qpn) in group.endpoints.iter().filter_map(|e| e.next_hop.qp()) {
+            self.qps
+                .entry((named_by, ip, qpn))
+                .or_insert_with(|| name.clone());
         }
     }
 
-    /// Removes a group that [`GroupIndex::insert`] has added.
-    pub fn remove(&mut self, group: &GroupRule) {
-        self.remove_addresses(group);
-        remove_qps(&mut self.qps, group);
-    }
-
-    /// Removes a group that [`GroupIndex::insert_registered`] has added.
-    pub fn remove_registered(&mut self, group: &GroupRule) {
-        self.remove_addresses(group);
-        remove_qps(&mut self.registered_qps, group);
-    }
-
-    fn remove_addresses(&mut self, group: &GroupRule) {
+    /// Removes a group that [`GroupIndex::insert`] has added with the same `named_by`.
+    pub fn remove(&mut self, group: &GroupRule, named_by: NamedBy) {
         self.names.remove(&*group.name);
         self.mcst_ids.remove(&group.mcst_id);
         if let Some(ip) = group.core_source() {
             self.core_sources.remove(&ip);
         }
-    }
-}
-
-fn insert_qps(qps: &mut QueuePairs, group: &GroupRule) {
-    let name: Arc<str> = group.name.as_str().into();
-    for qp in group.endpoints.iter().filter_map(|e| e.next_hop.qp()) {
-        qps.entry(qp).or_insert_with(|| name.clone());
-    }
-}
-
-fn remove_qps(qps: &mut QueuePairs, group: &GroupRule) {
-    for qp in group.endpoints.iter().filter_map(|e| e.next_hop.qp()) {
-        qps.remove(&qp);
+        for (ip, qpn) in group.endpoints.iter().filter_map(|e| e.next_hop.qp()) {
+            self.qps.remove(&(named_by, ip, qpn));
+        }
     }
 }
 

@@ -42,7 +42,7 @@ pub use group::{
     DEFAULT_STALL_TIMEOUT_MS, ENDPOINTS_MAX, Endpoint, GroupRule, HostEndpoint, HostPart, NextHop, RankPart,
     RemoteMemory,
 };
-pub use index::GroupIndex;
+pub use index::{GroupIndex, NamedBy};
 pub use ipnet::Ipv4Net;
 pub use kinds::{
     DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, DEFAULT_REPAIR_SLOTS, ForwardingRule, GroupKind,

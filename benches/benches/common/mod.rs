@@ -105,6 +105,7 @@ pub fn star(receivers: usize) -> GroupRule {
             carries_on: None,
             any_source: None,
             repair: None,
+            hold_fatal_naks: false,
             source: 0,
         }
         .into(),

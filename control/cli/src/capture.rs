@@ -1,4 +1,4 @@
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -152,11 +152,21 @@ impl CaptureCommand {
 
 fn create(path: &Path) -> Outcome<File> {
     let mut options = File::options();
-    options.write(true).create(true).truncate(true);
-    files::open(path, &options).map_err(|e| {
+    options.write(true).create(true).truncate(false);
+    let failed = |e| {
         Failure::usage(format!("cannot write {}: {e}", path.display()))
             .next("give a file in a folder that this user may write to")
-    })
+    };
+    let file = files::open(path, &options).map_err(failed)?;
+    if file.metadata().is_ok_and(|of| of.is_file()) {
+        // Two that write into one file destroy what both have written. Some network file systems have no locks.
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            let error = format!("{}: another process captures into it", path.display());
+            return Err(Failure::usage(error).next("give another name, or wait for its end"));
+        }
+        file.set_len(0).map_err(failed)?;
+    }
+    Ok(file)
 }
 
 fn record<'f>(frame: &'f api::CapturedFrame, ports: &[u32]) -> Record<'f> {
@@ -183,4 +193,29 @@ fn progress(output: Output) -> ProgressBar {
     let bar = output.bar(None, "{spinner} {elapsed} {msg}  (Ctrl-C ends)");
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both said that they had written it.
+    #[test]
+    fn two_do_not_capture_into_one_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("h1.pcapng");
+        std::fs::write(&path, "an older capture").unwrap();
+        let mut first = create(&path).unwrap();
+        assert_eq!(first.metadata().unwrap().len(), 0);
+        first.write_all(b"frames").unwrap();
+        let refused = create(&path).unwrap_err();
+        assert!(
+            refused.what.contains("another process captures into it"),
+            "{}",
+            refused.what
+        );
+        drop(first);
+        assert_eq!(std::fs::read(&path).unwrap(), b"frames");
+        create(&path).unwrap();
+    }
 }

@@ -205,7 +205,8 @@ fn failure(error: StartError) -> Failure {
         StartError::Config(_)
         | StartError::AuditLog { .. }
         | StartError::Kept(_)
-        | StartError::SwitchInUse { .. } => Failure::usage(error),
+        | StartError::SwitchInUse { .. }
+        | StartError::OtherFabric { .. } => Failure::usage(error),
         StartError::Store(StoreError::Refused { .. }) => Failure::failed(error).next(
             "use the store of the other controller; or stop that one, and give this store a larger epoch (groups that it does not know run on, until castnet group purge):\n\
              castnet store export ..., then castnet store import --force ...",

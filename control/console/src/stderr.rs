@@ -12,8 +12,21 @@ const PATIENCE: u8 = 100;
 /// A pipe that can be written takes as much at once (PIPE_BUF).
 const AT_ONCE: usize = 4096;
 
-/// Lines that were left out since the last one that was written.
-static LEFT_OUT: Mutex<u64> = Mutex::new(0);
+/// What was not written since the last line that was.
+struct LeftOut {
+    lines: u64,
+    /// The last of them was written in part: its end is still to come.
+    is_cut: bool,
+}
+
+impl LeftOut {
+    const NOTHING: Self = Self {
+        lines: 0,
+        is_cut: false,
+    };
+}
+
+static LEFT_OUT: Mutex<LeftOut> = Mutex::new(LeftOut::NOTHING);
 
 /// The stderr of this process. Each write is a line, with its end. Errors are ignored.
 pub(crate) struct Lines;
@@ -30,24 +43,40 @@ impl Write for Lines {
     }
 }
 
-/// Writes a line, or leaves it out.
-fn put(to: &mut (impl Write + AsFd), left_out: &mut u64, line: &[u8]) {
-    let patience = if *left_out == 0 { PATIENCE } else { 0 };
-    let mut parts = |line: &[u8]| {
-        line.chunks(AT_ONCE).all(|part| {
-            let takes = is_writable(&*to, patience);
-            if takes {
-                let _ = to.write_all(part);
-            }
-            takes
-        })
+/// Writes a line, or leaves it out. A line that is longer than what a pipe takes at once may be cut. The end of a cut line is written before
+/// the next one.
+fn put(to: &mut (impl Write + AsFd), left_out: &mut LeftOut, line: &[u8]) {
+    let patience = if left_out.lines == 0 { PATIENCE } else { 0 };
+    // Returns how many parts were written, and whether those are all.
+    let mut write = |line: &[u8]| {
+        let parts = line.chunks(AT_ONCE);
+        let all = parts.len();
+        let written = parts
+            .take_while(|part| {
+                let takes = is_writable(&*to, patience);
+                if takes {
+                    let _ = to.write_all(part);
+                }
+                takes
+            })
+            .count();
+        (written, written == all)
     };
-    let before = format!("{left_out} lines were left out: nobody read them\n");
-    if *left_out > 0 && parts(before.as_bytes()) {
-        *left_out = 0;
+    if left_out.lines > 0 {
+        let end = if left_out.is_cut { "\n" } else { "" };
+        let before = format!("{end}{} lines were left out: nobody read them\n", left_out.lines);
+        if !write(before.as_bytes()).1 {
+            left_out.lines += 1;
+            return;
+        }
+        *left_out = LeftOut::NOTHING;
     }
-    if *left_out > 0 || !parts(line) {
-        *left_out += 1;
+    let (written, is_whole) = write(line);
+    if !is_whole {
+        *left_out = LeftOut {
+            lines: 1,
+            is_cut: written > 0,
+        };
     }
 }
 
@@ -70,16 +99,16 @@ mod tests {
     #[test]
     fn lines_that_nobody_reads_are_left_out_and_counted() {
         let (mut reader, mut writer) = io::pipe().unwrap();
-        let mut left_out = 0;
+        let mut left_out = LeftOut::NOTHING;
         let line = |n: usize| format!("{n:99}\n");
         // A pipe takes 64 KiB.
         (0..2000).for_each(|n| put(&mut writer, &mut left_out, line(n).as_bytes()));
-        assert!((1000..2000).contains(&left_out), "{left_out}");
-        let written = 2000 - left_out as usize;
+        let reported = left_out.lines;
+        assert!((1000..2000).contains(&reported), "{reported}");
+        let written = 2000 - reported as usize;
         let mut first = vec![0; written * 100];
         reader.read_exact(&mut first).unwrap();
         assert_eq!(first, (0..written).map(line).collect::<String>().into_bytes());
-        let reported = left_out;
         put(&mut writer, &mut left_out, b"it goes on\n");
         // A line that is longer than what a pipe takes at once.
         put(&mut writer, &mut left_out, &[b'x'; 10_000]);
@@ -91,15 +120,38 @@ mod tests {
             rest,
             format!("{reported} lines were left out: nobody read them\nit goes on\n{long}")
         );
-        assert_eq!(left_out, 0);
+        assert_eq!(left_out.lines, 0);
+    }
+
+    /// It was glued to the line after it.
+    #[test]
+    fn a_line_that_was_cut_ends_before_the_next_one() {
+        let (mut reader, mut writer) = io::pipe().unwrap();
+        let mut left_out = LeftOut::NOTHING;
+        // More than a pipe takes.
+        put(&mut writer, &mut left_out, &[b'x'; 100_000]);
+        assert!(left_out.lines == 1 && left_out.is_cut);
+        // One that does not even begin.
+        put(&mut writer, &mut left_out, b"nobody reads\n");
+        assert!(left_out.lines == 2 && left_out.is_cut);
+        reader.read_exact(&mut [0; 2 * AT_ONCE]).unwrap();
+        put(&mut writer, &mut left_out, b"it goes on\n");
+        drop(writer);
+        let mut rest = String::new();
+        reader.read_to_string(&mut rest).unwrap();
+        assert_eq!(
+            rest.trim_start_matches('x'),
+            "\n2 lines were left out: nobody read them\nit goes on\n"
+        );
+        assert!(left_out.lines == 0 && !left_out.is_cut);
     }
 
     #[test]
     fn a_reader_that_is_gone_is_no_failure() {
         let (reader, mut writer) = io::pipe().unwrap();
         drop(reader);
-        let mut left_out = 0;
+        let mut left_out = LeftOut::NOTHING;
         put(&mut writer, &mut left_out, b"to nobody\n");
-        assert_eq!(left_out, 0);
+        assert_eq!(left_out.lines, 0);
     }
 }

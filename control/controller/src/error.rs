@@ -390,4 +390,15 @@ pub enum StartError {
          good, restart the controller"
     )]
     SwitchInUse { switch: String, group: String },
+    /// The store has running groups, and none of them has a configured switch.
+    #[error(
+        "{store} belongs to another fabric: none of the switches of group {group:?} ({}) is configured here, nor of any other running \
+         group; give each fabric a store or an etcd prefix of its own, or name these switches",
+        list_text(.switches)
+    )]
+    OtherFabric {
+        store: String,
+        group: String,
+        switches: Vec<String>,
+    },
 }

@@ -87,7 +87,7 @@ impl Controller {
     /// several controllers on etcd does so when it leads; otherwise it refuses all calls, and names the one that leads.
     ///
     /// # Errors
-    /// The configuration contradicts itself, the store does not open, or the address cannot be served.
+    /// The configuration contradicts itself, the store does not open or is that of another fabric, or the address cannot be served.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         config.check()?;
         let place = match (&config.etcd, &config.store) {
@@ -185,6 +185,7 @@ impl Controller {
         if let Some(epoch) = self.present.lock().as_ref().and_then(|now| now.refused_epoch()) {
             return Err(StoreError::Refused { epoch }.into());
         }
+        // One that does not lead has no groups: `begin` looks at those of the store.
         let shared = self.present.lock().clone();
         let used = shared
             .as_ref()
@@ -269,6 +270,17 @@ async fn begin(
     let config = Arc::new(config);
     let owner = format!("controller-{:016x}", draw());
     let stored = Stored::load(&*store, &owner, lead.is_none(), config.init).await?;
+    if let Some(record) = stored.of_other_fabric(&config.switches) {
+        return Err(StartError::OtherFabric {
+            store: match (&config.etcd, &config.store) {
+                (Some(etcd), _) => format!("the store at {:?} in etcd", etcd.prefix),
+                (None, Some(path)) => format!("the store {}", path.display()),
+                (None, None) => "the store".into(),
+            },
+            group: record.name.clone(),
+            switches: record.placed.iter().cloned().collect(),
+        });
+    }
     let (probe, mark) = (
         Probe::new(&stored.versions),
         Mark::new(&stored.versions, stored.epoch),

@@ -39,6 +39,13 @@ pub struct MulticastSettings {
     pub repair: Option<RepairRule>,
 }
 
+impl MulticastSettings {
+    /// Whether it goes on without a receiver that ends its connection with a NAK: as without one that stalls.
+    pub fn outlives_refusals(&self) -> bool {
+        self.any_source.is_none() && self.on_stall.is_some_and(|policy| !policy.fails)
+    }
+}
+
 /// What becomes of a group when a receiver stalls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StallPolicy {

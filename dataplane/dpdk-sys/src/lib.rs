@@ -140,6 +140,7 @@ unsafe extern "C" {
 
     // Plain functions of DPDK, the same in all releases.
     pub fn rte_eal_init(argc: c_int, argv: *mut *mut c_char) -> c_int;
+    pub fn rte_eal_get_runtime_dir() -> *const c_char;
     pub fn rte_strerror(errnum: c_int) -> *const c_char;
     pub fn rte_thread_register() -> c_int;
     pub fn rte_thread_unregister();

@@ -37,6 +37,17 @@ impl NakCode {
     }
 }
 
+impl fmt::Display for NakCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::PsnSequenceError => "PSN sequence error",
+            Self::InvalidRequest => "invalid request",
+            Self::RemoteAccessError => "remote access error",
+            Self::RemoteOperationalError => "remote operational error",
+        })
+    }
+}
+
 /// The 5-bit code of an RNR NAK's wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RnrTimer(u8);
@@ -93,10 +104,7 @@ impl fmt::Display for Syndrome {
         match self {
             Self::Ack => f.write_str("ACK"),
             Self::RnrNak(timer) => write!(f, "RNR NAK, wait {}", timer.wait()),
-            Self::Nak(NakCode::PsnSequenceError) => f.write_str("NAK, PSN sequence error"),
-            Self::Nak(NakCode::InvalidRequest) => f.write_str("NAK, invalid request"),
-            Self::Nak(NakCode::RemoteAccessError) => f.write_str("NAK, remote access error"),
-            Self::Nak(NakCode::RemoteOperationalError) => f.write_str("NAK, remote operational error"),
+            Self::Nak(code) => write!(f, "NAK, {code}"),
         }
     }
 }

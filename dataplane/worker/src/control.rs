@@ -14,7 +14,7 @@ use castnet_engine::{
 };
 use castnet_pfc::PfcShared;
 use castnet_port::{PortLink, Waker};
-use castnet_rules::{GroupIndex, GroupRule, Ipv4Net, Route, RuleSet, lane_of};
+use castnet_rules::{GroupIndex, GroupRule, Ipv4Net, NamedBy, Route, RuleSet, lane_of};
 use castnet_wire::{MacAddr, McstId, Nanos, PortId};
 use crossbeam::channel::{RecvTimeoutError, Sender, bounded};
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -653,10 +653,7 @@ impl State {
         // A group with this address but another name is a clash, not an older version.
         let running = self.groups.get(&rule.mcst_id).filter(|g| g.rule.name == name);
         let instead_of = running.map(|g| g.rule.name.as_str());
-        let faults = match self.keeps_members(rule) {
-            true => self.index.check(rule, instead_of),
-            false => self.index.check_registered(rule, instead_of),
-        };
+        let faults = self.index.check(rule, self.named_by(rule), instead_of);
         if !faults.is_empty() {
             return Err(InstallError::Clash(faults));
         }
@@ -687,20 +684,20 @@ impl State {
         }
     }
 
-    /// Whether the members of a group stay neighbours at their ports, and their QPs are in no other group. Those of a group that a host
-    /// registers do not: it names whom it likes, and they would displace the neighbours at other ports, or could not move, and a controller
-    /// could not have them as members.
-    fn keeps_members(&self, rule: &GroupRule) -> bool {
-        let registration = self.registration.as_ref();
-        registration.is_none_or(|config| !config.covers(rule.mcst_id.0))
+    /// Who has named the members of a group. Only those that control names stay neighbours at their ports: those that a host names would
+    /// displace the neighbours at other ports, or could not move, and a controller could not have them as members.
+    fn named_by(&self, rule: &GroupRule) -> NamedBy {
+        match &self.registration {
+            Some(config) if config.covers(rule.mcst_id.0) => NamedBy::Host,
+            _ => NamedBy::Control,
+        }
     }
 
     fn register(&mut self, group: RegisteredGroup) {
-        if self.keeps_members(&group.rule) {
-            self.index.insert(&group.rule);
+        let named_by = self.named_by(&group.rule);
+        self.index.insert(&group.rule, named_by);
+        if named_by == NamedBy::Control {
             self.members.add(&group.rule);
-        } else {
-            self.index.insert_registered(&group.rule);
         }
         self.memory_used += group.memory;
         self.count(&group, 1);
@@ -713,11 +710,10 @@ impl State {
 
     fn unregister(&mut self, mcst_id: McstId) -> Option<RegisteredGroup> {
         let group = self.groups.remove(&mcst_id)?;
-        if self.keeps_members(&group.rule) {
-            self.index.remove(&group.rule);
+        let named_by = self.named_by(&group.rule);
+        self.index.remove(&group.rule, named_by);
+        if named_by == NamedBy::Control {
             self.members.remove(&group.rule);
-        } else {
-            self.index.remove_registered(&group.rule);
         }
         self.memory_used -= group.memory;
         self.count(&group, -1);

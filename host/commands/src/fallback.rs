@@ -1,47 +1,34 @@
-//! A file from host to host, where the switches cannot install its group, or it is slow (Cepheus, V.D): a chain or a binomial tree of unicast
-//! connections, whichever suits the number of hosts and bytes.
-//!
-//! The source decides what follows ([`course`]), and broadcasts it to the others.
+//! A file from host to host, where the switches cannot install its group, or it is slow: the flags, the reports, and the files of
+//! [`castnet_member::fallback`].
 
-mod checks;
 mod co_working;
-mod course;
 mod incoming;
-mod meeting;
-mod outgoing;
 mod receiving;
 mod sending;
 mod turns;
 mod ways;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use castnet_comm::{Collectives, CommConfig, CommError, Communicator, Fallback, Timeouts};
 use castnet_console::exit::{Failure, Outcome};
+use castnet_console::files;
 use castnet_console::output::remark;
 use castnet_console::units::{Ratio, Span, positive_span};
-use castnet_member::{Group, Hosts, MeetingPoint, MemberConfig, MemberError, ReceiverState, Safeguard};
+use castnet_member::fallback::{FallbackError, Ranks};
+use castnet_member::{Group, Hosts, MemberConfig, MemberError, ReceiverState, Safeguard};
 use castnet_rnic::Rnic;
-use castnet_rnic::stream::StreamError;
 use castnet_rules::BitRate;
 use clap::{Args, ValueEnum};
 
 use super::collective::failure;
 use super::{MemberArgs, Stop};
-pub(super) use checks::{Pattern, header};
 pub(super) use co_working::{Watched, configure};
-use course::{Order, Position};
 pub(super) use incoming::Incoming;
-pub(super) use meeting::called;
-pub(super) use outgoing::Outgoing;
+pub(super) use receiving::show;
 pub(super) use turns::{Held, Instead, Turns};
 pub(super) use ways::Ways;
 
-/// Bytes that are sent at once. The hosts pass pieces of them on before they have all.
-const CHUNK: usize = 4 << 20;
-const NAME_MAX: u64 = 512;
-const UNKNOWN: u64 = u64::MAX;
 /// What to do if the switches cannot install the group, or it is slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum FallbackArg {
@@ -205,11 +192,10 @@ impl Refused {
         let rank = hosts.rank(&args.name);
         let rank =
             rank.ok_or_else(|| Failure::failed(format!("{} is no member of group {group}", args.name)))?;
-        let meeting = meeting::open(&mut *rnic, config, &hosts, &reason);
-        let meeting = meeting.map_err(super::failure::member)?;
-        let members = hosts.names;
+        let ranks = Ranks::meet(&mut *rnic, config, group, hosts, &reason);
+        let ranks = ranks.map_err(super::failure::member)?;
         let config = CommConfig {
-            rendezvous: meeting.as_ref().map(meeting::rendezvous),
+            rendezvous: ranks.rendezvous(),
             security: args.tls.security()?,
             qp_timeout: args.qp.qp_timeout,
             retry_cnt: args.qp.retry_cnt,
@@ -223,90 +209,55 @@ impl Refused {
             interrupt: Some(stop.clone()),
             ..CommConfig::new(
                 args.join.controller.clone(),
-                group.clone(),
+                ranks.group.clone(),
                 rank,
-                members.len() as u16,
+                ranks.members.len() as u16,
                 &args.name,
             )
         };
-        let ranks = Ranks {
-            group,
-            members,
-            source: 0,
-            meeting,
-        };
-        let hosts = Communicator::connect(config, rnic).map_err(|error| ranks.failed(error))?;
+        let hosts = Communicator::connect(config, rnic).map_err(|error| not_all(&ranks, error))?;
         Ok((hosts, ranks))
     }
 }
 
-/// The members of a group as the ranks of a job.
-struct Ranks {
-    group: String,
-    members: Vec<String>,
-    /// The one that sends the stream.
-    source: u16,
-    /// Of those without a controller: a late one may still need an answer.
-    meeting: Option<Arc<MeetingPoint>>,
+/// A step of all hosts failed.
+fn not_all(ranks: &Ranks, error: CommError) -> Failure {
+    let is_here = matches!(error, CommError::Interrupted | CommError::Rnic(_));
+    let failed = failure(error, &ranks.group);
+    if is_here {
+        return failed;
+    }
+    let members = ranks.members.iter().enumerate();
+    let members: Vec<_> = members.map(|(rank, host)| format!("{rank} is {host}")).collect();
+    failed.next(format!(
+        "see why a member does not answer, and send again; the ranks: {}",
+        members.join(", ")
+    ))
 }
 
-impl Ranks {
-    fn failed(&self, error: CommError) -> Failure {
-        let is_here = matches!(error, CommError::Interrupted | CommError::Rnic(_));
-        let failed = failure(error, &self.group);
-        if is_here {
-            return failed;
-        }
-        let members = self.members.iter().enumerate();
-        let members: Vec<_> = members.map(|(rank, host)| format!("{rank} is {host}")).collect();
-        failed.next(format!(
-            "see why a member does not answer, and send again; the ranks: {}",
-            members.join(", ")
-        ))
+/// A stream from host to host failed.
+fn failed(ranks: &Ranks, error: FallbackError) -> Failure {
+    match error {
+        FallbackError::Hosts(error) => not_all(ranks, error),
+        FallbackError::Group(error) => super::failure::member(error),
+        FallbackError::Write(error) => super::failure::sink(error),
+        FallbackError::Read(ref source) if files::is_by_signal(source) => super::failure::interrupted(),
+        error @ FallbackError::CannotWrite { .. } => Failure::failed(error).next("its own error says why"),
+        error => Failure::failed(error),
     }
+}
+
+/// A member of a group that is registered with MRP goes on from host to host if `fallback` says so.
+pub(super) fn called(mut config: MemberConfig, fallback: FallbackArg) -> MemberConfig {
+    if let Group::InBand { registration, .. } = &mut config.group {
+        registration.calls = fallback == FallbackArg::Auto;
+    }
+    config
 }
 
 /// What was transferred is complete.
 fn close(hosts: Communicator) {
     if let Err(error) = hosts.close() {
         tracing::warn!(%error, "not closed");
-    }
-}
-
-/// All get the step that the source gives; at the others, `order` is overwritten.
-fn broadcast(hosts: &mut Communicator, ranks: &Ranks, order: Order) -> Outcome<Order> {
-    let mut words = order.to_words();
-    hosts
-        .broadcast(&mut words, ranks.source)
-        .map_err(|error| ranks.failed(error))?;
-    Order::from_words(words).ok_or_else(|| malformed("an unknown step"))
-}
-
-/// The positions of all hosts, in the order of their ranks.
-fn positions(hosts: &mut Communicator, ranks: &Ranks, own: Position) -> Outcome<Vec<Position>> {
-    let mut all = vec![0; 2 * usize::from(hosts.size())];
-    hosts
-        .allgather((&[own.bytes, own.keeps.into()][..], &mut all[..]))
-        .map_err(|error| ranks.failed(error))?;
-    let (pairs, _) = all.as_chunks::<2>();
-    let position = |[bytes, keeps]: &[u64; 2]| Position {
-        bytes: *bytes,
-        keeps: *keeps == 1,
-    };
-    Ok(pairs.iter().map(position).collect())
-}
-
-fn malformed(what: &str) -> Failure {
-    Failure::failed(format!(
-        "the source sent {what}: all members need the same version"
-    ))
-}
-
-/// Whether the transfer cannot go on from host to host after this error in the group.
-fn ends(error: &MemberError) -> bool {
-    match error {
-        MemberError::Interrupted | MemberError::Rnic(_) => true,
-        MemberError::Stream(error) => !matches!(error, StreamError::Work { .. } | StreamError::Stopped),
-        _ => false,
     }
 }

@@ -6,11 +6,12 @@ use std::time::Instant;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::Output;
 use castnet_console::units::Size;
+use castnet_member::fallback::{Outgoing, Pattern, header};
 use castnet_member::{MemberConfig, Messages};
 use castnet_rnic::Rnic;
 use clap::Args;
 
-use super::fallback::{FallbackArg, Incoming, Outgoing, Pattern, header};
+use super::fallback::{FallbackArg, Incoming};
 use super::receive::ReceiveCommand;
 use super::receivers::Receivers;
 use super::report::{Earlier, TransferReport};

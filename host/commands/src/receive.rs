@@ -9,11 +9,12 @@ use std::time::Instant;
 use castnet_console::exit::Outcome;
 use castnet_console::files;
 use castnet_console::output::{Output, remark};
+use castnet_member::fallback::{Destination, Writer};
 use castnet_member::{Member, MemberConfig, MemberError, Others, Prepared};
 use castnet_rnic::Rnic;
 use clap::Args;
 
-use super::fallback::{FallbackArg, Incoming, PatienceArgs, Watched, called, configure};
+use super::fallback::{FallbackArg, Incoming, PatienceArgs, Watched, called, configure, show};
 use super::messages::MessageArgs;
 use super::report::{Earlier, TransferReport};
 use super::sink::Target;
@@ -118,16 +119,11 @@ impl ReceiveCommand {
                 let received = receiver.receive_kept(
                     &mut |header| {
                         *begun = Some(Instant::now());
-                        Incoming::open(incoming, header)
+                        Writer::open(incoming, header)
                     },
                     &mut kept,
                     &mut |header, bytes| {
-                        if let Some(length) = header.and_then(|h| h.length)
-                            && bar.length().is_none()
-                        {
-                            bar.set_length(length);
-                        }
-                        bar.set_position(bytes);
+                        show(&bar, header.and_then(|h| h.length), bytes);
                         *so_far = bytes;
                     },
                 );

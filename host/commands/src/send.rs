@@ -12,6 +12,7 @@ use castnet_console::files;
 use castnet_console::output::{Output, remark};
 use castnet_console::service::is_stopped;
 use castnet_console::units::Span;
+use castnet_member::fallback::Outgoing;
 use castnet_member::{
     Fate, Member, MemberConfig, MemberError, Others, ReceiverState, Source, StreamHeader, Unsent,
 };
@@ -20,7 +21,7 @@ use castnet_rnic::Rnic;
 use clap::Args;
 use nix::poll::{PollFd, PollFlags, poll};
 
-use super::fallback::{GuardArgs, Outgoing, Refused, Watched, called, configure};
+use super::fallback::{GuardArgs, Refused, Watched, called, configure};
 use super::messages::MessageArgs;
 use super::receivers::Receivers;
 use super::report::TransferReport;

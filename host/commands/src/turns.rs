@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::Output;
 use castnet_console::units::Span;
+use castnet_member::fallback::{Outgoing, Writer};
 use castnet_member::{Group, Member, MemberConfig, MemberError};
 use castnet_rnic::Rnic;
 use castnet_rnic::stream::StreamError;
 use clap::Args;
 use nix::unistd::{AccessFlags, eaccess};
 
-use super::fallback::{GuardArgs, Held, Incoming, Instead, Outgoing, Turns};
+use super::fallback::{GuardArgs, Held, Incoming, Instead, Turns};
 use super::report::TransferReport;
 use super::send::{check_stdin, lead_away, remark_silence, source};
 use super::sink::Target;
@@ -230,7 +231,7 @@ impl TurnsCommand {
             }
             let (_, incoming) = held.incoming.insert((turn, Incoming::new(&targets[turn])));
             let incoming: &_ = incoming;
-            let received = member.receive(&mut |header| Incoming::open(incoming, header), &mut |_, _| {});
+            let received = member.receive(&mut |header| Writer::open(incoming, header), &mut |_, _| {});
             match received {
                 Ok((received, _)) => {
                     let kept = incoming.borrow_mut().keep(received.summary.clone());

@@ -46,6 +46,7 @@
 //!    follows: their calls fail with [`MemberError::Diverted`].
 //! 5. With [`MemberConfig::co_works`], a receiver that the tree does not reach gets the stream from another member, and
 //!    [`Member::await_outside`] waits for it.
+//! 6. Where the switches do not carry the group, or its source has led its members out of it, [`fallback`] sends the stream from host to host.
 //!
 //! All calls block. They poll the RNIC, so that the host answers ARP and acknowledges. Calls to the controller run on a
 //! thread of their own, over one connection for all members and ranks of the process that name the same controllers and
@@ -55,6 +56,7 @@
 mod config;
 mod controller;
 mod error;
+pub mod fallback;
 mod host;
 mod meeting;
 mod member;

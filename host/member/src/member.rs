@@ -101,7 +101,7 @@ type TakeTurn<'t, T> = dyn FnMut(
 type IsFollowed<'t, T> = dyn FnMut(&mut dyn Rnic, &mut T, u64) -> Result<bool, StreamError> + 't;
 
 /// How a member that also receives takes its turn, and sees the next one.
-struct Turns<'t, T> {
+struct TurnHooks<'t, T> {
     take: &'t mut TakeTurn<'t, T>,
     is_followed: &'t mut IsFollowed<'t, T>,
 }
@@ -412,7 +412,7 @@ impl<T> Member<'_, T> {
         header: &StreamHeader,
         source: &mut dyn BufRead,
         guard: Option<Safeguard>,
-        turns: Turns<'_, T>,
+        turns: TurnHooks<'_, T>,
         progress: &mut dyn FnMut(u64, Duration),
     ) -> Result<(Transferred, u64), Box<Unsent>> {
         let transfer = self.transfer();
@@ -444,7 +444,7 @@ impl<T> Member<'_, T> {
             spent: &spent,
         };
         let mut slow = None;
-        let Turns { take, is_followed } = turns;
+        let TurnHooks { take, is_followed } = turns;
         let sent = self.send_by(&spent, progress, |rnic, side, step| {
             take(rnic, side, &mut sender, step)?;
             stream::send_unless_followed(
@@ -540,7 +540,7 @@ impl Member<'_, Source> {
         guard: Option<Safeguard>,
         progress: &mut dyn FnMut(u64, Duration),
     ) -> Result<Transferred, Box<Unsent>> {
-        let turns = Turns {
+        let turns = TurnHooks {
             take: &mut |_, _, _, _| Ok(()),
             is_followed: &mut |_, _, _| Ok(false),
         };

@@ -516,6 +516,7 @@ fn rule(
             carries_on: None,
             any_source: None,
             repair: None,
+            hold_fatal_naks: false,
             source: 0,
         };
         (0, kind.into())

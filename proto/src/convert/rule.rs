@@ -121,6 +121,7 @@ fn multicast(message: &v1::MulticastRule, r: &mut Reader) -> MulticastRule {
         carries_on: message.carries_on,
         any_source: r.read("any_source", any_source(message.any_source), None),
         repair: message.repair.map(|message| repair(message, r)),
+        hold_fatal_naks: message.hold_fatal_naks,
         source: r.read("source", short(message.source, &Limit::ENDPOINT), 0),
     }
 }
@@ -310,6 +311,7 @@ pub fn rule_to_proto(group: &GroupRule) -> v1::GroupRule {
                     .any_source
                     .map_or(0, |numbers| any_source_to_proto(numbers).into()),
                 repair: rule.repair.map(repair_to_proto),
+                hold_fatal_naks: rule.hold_fatal_naks,
                 source: rule.source.into(),
             }),
             GroupKind::Translated(rule) => Kind::Translated(v1::TranslatedRule {

@@ -74,7 +74,7 @@ prop_compose! {
         stall_timeout_ms in 1..u32::MAX,
         limit in proptest::option::of((BitRate::MIN..=BitRate::MAX, 4224..=RateLimit::BURST_MAX)),
     ) -> GroupRule {
-        let kind = MulticastRule { start_psn: start_psn.map(Psn::new), va_base, carries_on: Some(va_base).filter(|b| b % 2 == 0), any_source: (start_psn.is_some() && va_base % 4 == 1).then_some(AnySource::ALL[usize::from(va_base % 3 != 0)]), repair: (va_base % 3 == 0).then(|| RepairRule { slots: 2 << (va_base % 15), ack_timeout_us: 64 + source as u32 }), source: source as u16 };
+        let kind = MulticastRule { start_psn: start_psn.map(Psn::new), va_base, carries_on: Some(va_base).filter(|b| b % 2 == 0), any_source: (start_psn.is_some() && va_base % 4 == 1).then_some(AnySource::ALL[usize::from(va_base % 3 != 0)]), repair: (va_base % 3 == 0).then(|| RepairRule { slots: 2 << (va_base % 15), ack_timeout_us: 64 + source as u32 }), hold_fatal_naks: va_base % 5 == 2, source: source as u16 };
         let joining = |(i, mut e): (usize, Endpoint)| {
             // Where all may write, all have memory or none.
             if let (Some(_), NextHop::Host(host)) = (kind.any_source, &mut e.next_hop) {
@@ -187,7 +187,7 @@ prop_compose! {
         endpoints in proptest::collection::vec(any_endpoint(), 0..6),
         stall_timeout_ms in any::<u32>(), has_kind in proptest::bool::weighted(0.9), limit in any_limit(),
     ) -> v1::GroupRule {
-        let kind = v1::group_rule::Kind::Multicast(v1::MulticastRule { start_psn, va_base, source, carries_on: start_psn.map(u64::from), any_source: va_base as i32 % 4, repair: (va_base % 3 == 1).then_some(v1::MulticastRepair { slots: source, ack_timeout_us: source }) });
+        let kind = v1::group_rule::Kind::Multicast(v1::MulticastRule { start_psn, va_base, source, carries_on: start_psn.map(u64::from), any_source: va_base as i32 % 4, repair: (va_base % 3 == 1).then_some(v1::MulticastRepair { slots: source, ack_timeout_us: source }), hold_fatal_naks: va_base % 5 == 2 });
         let kind = has_kind.then_some(kind);
         v1::GroupRule { name, generation, mcst_id, pmtu, stall_timeout_ms, endpoints, kind, rate_limit: limit }
     }

@@ -111,6 +111,10 @@ pub struct MulticastRule {
     /// Repair from the switch, on all switches of the tree. `None`: the source repeats what any receiver has lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<RepairRule>,
+    /// A NAK of a host that ends its connection is not sent to the source: the switch next to the host reports it, and the group waits for the
+    /// host until a rule without it carries on. False: the source gets the NAK, and its connection ends.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub hold_fatal_naks: bool,
     /// Index of the endpoint towards the source. Only it may send data; feedback is sent to it (AckOutPort).
     pub source: u16,
 }
@@ -127,6 +131,7 @@ impl MulticastRule {
                 })
                 .flatten(),
             repair: RepairRule::read(t),
+            hold_fatal_naks: t.get("hold_fatal_naks", Value::flag).unwrap_or_default(),
             source: 0,
         };
         (rule, t.need("source", ENDPOINT, Some))
@@ -187,6 +192,7 @@ impl Fields for MulticastRule {
             carries_on,
             any_source,
             repair,
+            hold_fatal_naks,
             source,
         } = self;
         if let Some(generation) = carries_on {
@@ -210,6 +216,9 @@ impl Fields for MulticastRule {
                 out,
                 format_args!("repair = \"{side}\"\nslots = {slots}\nack_timeout_us = {ack_timeout_us}"),
             );
+        }
+        if *hold_fatal_naks {
+            line(out, format_args!("hold_fatal_naks = true"));
         }
         let source = endpoint_name(group, *source);
         line(out, format_args!("va_base = {va_base:#x}\nsource = {source}"));

@@ -2,8 +2,8 @@
 
 use castnet_rules::{
     CollectiveMode, Endpoint, Fault, FaultKind, GroupIndex, GroupRule, HostEndpoint, HostPart, Limit,
-    MulticastRule, NextHop, RankPart, RemoteMemory, RepairRule, Route, RouteHop, RuleSet, TranslatedRule,
-    Unread, check_routes,
+    MulticastRule, NamedBy, NextHop, RankPart, RemoteMemory, RepairRule, Route, RouteHop, RuleSet,
+    TranslatedRule, Unread, check_routes,
 };
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
 
@@ -373,7 +373,7 @@ fn a_next_hop_gives_what_it_has() {
 #[test]
 fn groups_of_a_switch_share_no_name_address_or_qp() {
     let mut index = GroupIndex::default();
-    index.insert(&multicast());
+    index.insert(&multicast(), NamedBy::Control);
     let other = || {
         let mut group = multicast();
         group.name = "other".into();
@@ -402,8 +402,10 @@ fn groups_of_a_switch_share_no_name_address_or_qp() {
     for (expected, change) in cases {
         let mut group = other();
         change(&mut group);
-        assert_eq!(fields(&index.check(&group, None)), expected);
-        assert_eq!(index.check(&group, Some("g")), []);
+        for named_by in [NamedBy::Control, NamedBy::Host] {
+            assert_eq!(fields(&index.check(&group, named_by, None)), expected);
+            assert_eq!(index.check(&group, named_by, Some("g")), []);
+        }
     }
     // Another QP of the same host is another member.
     let mut group = other();
@@ -411,9 +413,26 @@ fn groups_of_a_switch_share_no_name_address_or_qp() {
         qpn: Qpn::new(0x12),
         ..host(3)
     });
-    assert_eq!(index.check(&group, None), []);
-    index.remove(&multicast());
-    assert_eq!(index.check(&multicast(), None), []);
+    assert_eq!(index.check(&group, NamedBy::Control, None), []);
+    index.remove(&multicast(), NamedBy::Control);
+    assert_eq!(index.check(&multicast(), NamedBy::Control, None), []);
+}
+
+/// A host names whom it likes: its members bind no group of control, and those of control bind its groups.
+#[test]
+fn members_that_a_host_names_bind_only_groups_of_hosts() {
+    let mut index = GroupIndex::default();
+    index.insert(&multicast(), NamedBy::Host);
+    let mut other = multicast();
+    other.name = "other".into();
+    other.mcst_id = McstId([10, 255, 0, 2].into());
+    assert_eq!(index.check(&other, NamedBy::Control, None), []);
+    assert_ne!(index.check(&other, NamedBy::Host, None), []);
+    index.insert(&other, NamedBy::Control);
+    index.remove(&multicast(), NamedBy::Host);
+    assert_ne!(index.check(&multicast(), NamedBy::Host, None), []);
+    index.remove(&other, NamedBy::Control);
+    assert_eq!(index.check(&multicast(), NamedBy::Host, None), []);
 }
 
 #[test]

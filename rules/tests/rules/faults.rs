@@ -58,7 +58,8 @@ fn unknown_fields_come_with_a_suggestion() {
         "pmtu = 1024",
         "pmtu = 1024\nstart_pns = 3",
         "rules.toml:5:1: groups[0].start_pns: unknown field, did you mean \"start_psn\"?; allowed: kind, name, \
-         generation, mcst_id, pmtu, stall_timeout_ms, rate_limit, start_psn, va_base, carries_on, any_source, repair, source, endpoints",
+         generation, mcst_id, pmtu, stall_timeout_ms, rate_limit, start_psn, va_base, carries_on, any_source, repair, \
+         hold_fatal_naks, source, endpoints",
     );
     assert_fault(
         "[[routes]]",

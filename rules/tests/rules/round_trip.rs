@@ -105,6 +105,7 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
                         ack_timeout_us: 64 + generation as u32 % 1000,
                     }
                 }),
+                hold_fatal_naks: generation % 7 == 3,
                 source,
             };
             GroupRule {

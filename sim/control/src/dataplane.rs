@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use castnet_agent::state::pipeline::{Installer, Pipeline};
-use castnet_rules::{GroupIndex, GroupRule, Ipv4Net, Route, RuleSet};
+use castnet_rules::{GroupIndex, GroupRule, Ipv4Net, NamedBy, Route, RuleSet};
 use castnet_sim::Simulation;
 use castnet_wire::{MacAddr, McstId, PortId};
 use castnet_worker::engine::{Context, GroupKey, Neighbour, PortInfo, SourceGuard, Tables, port_count};
@@ -66,7 +66,7 @@ impl Dataplane<'_> {
         let Some(rule) = self.state.rules.remove(&mcst_id) else {
             return Ok(None);
         };
-        self.state.index.remove(&rule);
+        self.state.index.remove(&rule, NamedBy::Control);
         self.publish(|tables| {
             tables.members.remove(&rule);
             GroupKey::of_group(&rule).for_each(|key| tables.owners.remove(key));
@@ -89,7 +89,8 @@ impl Installer for Dataplane<'_> {
         let group = Context::compile(rule, &self.infos())?;
         let running = self.state.rules.get(&rule.mcst_id);
         let running = running.filter(|running| running.name == rule.name).cloned();
-        let faults = self.state.index.check(rule, running.as_ref().map(|r| &*r.name));
+        let instead_of = running.as_ref().map(|r| &*r.name);
+        let faults = self.state.index.check(rule, NamedBy::Control, instead_of);
         if !faults.is_empty() {
             return Err(InstallError::Clash(faults));
         }
@@ -110,7 +111,7 @@ impl Installer for Dataplane<'_> {
             .with_engine(self.switch, |engine, now| engine.install(now, group));
         installed.ok_or(Stopped)?.map_err(|(refused, _)| refused)?;
         self.unregister(rule.mcst_id)?;
-        self.state.index.insert(&ordered);
+        self.state.index.insert(&ordered, NamedBy::Control);
         self.publish(|tables| {
             tables.members.add(&ordered);
             GroupKey::of_group(&ordered).for_each(|key| tables.owners.insert(key, 0));

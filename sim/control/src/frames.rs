@@ -49,6 +49,8 @@ struct End {
     seen: usize,
     /// Messages that are sent, or received.
     done: u64,
+    /// It posts receives that are too short, and so ends its connection with a NAK.
+    refuses: bool,
 }
 
 /// The traffic of a multicast group. The source sends one message after the other.
@@ -92,6 +94,7 @@ impl Stream {
                 memory: opened.ok_or_else(|| format!("no host {host}"))??,
                 seen: frames.completions(host).len(),
                 done: 0,
+                refuses: false,
             });
         }
         Ok(Self { ends, qpn, sent: 0 })
@@ -99,15 +102,16 @@ impl Stream {
 
     /// Messages that all have received, and the source knows it; or what is wrong.
     pub(crate) fn done(&mut self, frames: &Simulation) -> Result<u64, String> {
-        for End { host, seen, done, .. } in &mut self.ends {
-            let new = &frames.completions(host)[*seen..];
-            *seen += new.len();
+        for end in &mut self.ends {
+            let new = &frames.completions(&end.host)[end.seen..];
+            end.seen += new.len();
             let own = new.iter().map(|(_, completion)| completion);
             for completion in own.filter(|completion| completion.qpn == self.qpn) {
-                if completion.status != Status::Success || completion.wr_id != *done {
-                    return Err(format!("{host}: message {done}: {completion:?}"));
+                let is_next = completion.status == Status::Success && completion.wr_id == end.done;
+                if !is_next && !end.refuses {
+                    return Err(format!("{}: message {}: {completion:?}", end.host, end.done));
                 }
-                *done += 1;
+                end.done += u64::from(is_next);
             }
         }
         Ok(self.ends.iter().map(|end| end.done).min().unwrap_or(0))
@@ -119,11 +123,17 @@ impl Stream {
             return Ok(self.sent);
         }
         let (qpn, wr_id) = (self.qpn, self.sent);
-        for (n, End { host, memory, .. }) in self.ends.iter().enumerate().rev() {
+        for (n, end) in self.ends.iter().enumerate().rev() {
+            let End {
+                host,
+                memory,
+                refuses,
+                ..
+            } = end;
             let local = LocalSlice {
                 key: *memory,
                 offset: 0,
-                length: MESSAGE_BYTES,
+                length: if *refuses { 1 } else { MESSAGE_BYTES },
             };
             let posted = frames.with_endpoint(host, |endpoint, _| match n {
                 0 => endpoint.post_send(qpn, SendWr::new(wr_id, SendOp::Send, local)),
@@ -134,6 +144,12 @@ impl Stream {
         }
         self.sent += 1;
         Ok(self.sent)
+    }
+
+    /// A receiver refuses each message from the next on.
+    pub(crate) fn refuse(&mut self, host: &str) {
+        let end = self.ends.iter_mut().find(|end| end.host == host);
+        end.into_iter().for_each(|end| end.refuses = true);
     }
 
     /// It goes on without a receiver.

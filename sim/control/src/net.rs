@@ -1,20 +1,18 @@
-//! Connections between nodes that can be cut and held: a proxy at a Unix socket for each pair. In virtual time it has no socket.
+//! Connections between nodes that can be cut and held, in virtual time: a proxy for each pair.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use castnet_proto::transport::{Address, memory};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf, split};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_stream::StreamExt;
 
 use castnet_controller::SwitchConfig;
 
-/// In virtual time: what is sent arrives so much later.
+/// What is sent arrives so much later.
 const LATENCY: Duration = Duration::from_millis(1);
 
 /// What happens on a connection.
@@ -41,22 +39,10 @@ impl Net {
     pub fn link(&mut self, from: &str, to: &str, at: &Path, target: PathBuf) {
         let (fault, now) = watch::channel(Fault::None);
         self.0.insert((from.into(), to.into()), fault);
-        if memory::is_here() {
-            let mut accepted = memory::listen(at).unwrap();
-            tokio::spawn(async move {
-                while let Some(client) = accepted.next().await {
-                    let target = target.clone();
-                    let connect = async move { memory::connect(&target) };
-                    tokio::spawn(carry(client, connect, now.clone(), LATENCY));
-                }
-            });
-            return;
-        }
-        let listener = UnixListener::bind(at).unwrap();
+        let mut accepted = memory::listen(at).unwrap();
         tokio::spawn(async move {
-            while let Ok((client, _)) = listener.accept().await {
-                let connect = UnixStream::connect(target.clone());
-                tokio::spawn(carry(client, connect, now.clone(), Duration::ZERO));
+            while let Some(client) = accepted.next().await {
+                tokio::spawn(carry(client, target.clone(), now.clone()));
             }
         });
     }
@@ -65,7 +51,7 @@ impl Net {
     /// the switches, in this one, and the members, as the node reaches them.
     ///
     /// # Panics
-    /// The folder cannot be made, or one of them has no socket.
+    /// One of them has no socket.
     pub fn surround(
         &mut self,
         node: &str,
@@ -74,9 +60,6 @@ impl Net {
         etcd: &[Address],
     ) -> (PathBuf, Vec<Address>) {
         let folder = folder.join(node);
-        if !memory::is_here() {
-            std::fs::create_dir(&folder).unwrap();
-        }
         let mut link = |to: &str, target: &Address| {
             let Address::Unix(target) = target else {
                 panic!("{target}")
@@ -124,18 +107,13 @@ impl Net {
     }
 }
 
-async fn carry<S: AsyncRead + AsyncWrite>(
-    client: S,
-    connect: impl Future<Output = io::Result<S>>,
-    mut fault: watch::Receiver<Fault>,
-    latency: Duration,
-) {
+async fn carry(client: DuplexStream, target: PathBuf, mut fault: watch::Receiver<Fault>) {
     // A new connection needs both ways.
     let is_open = |fault: &Fault| !matches!(fault, Fault::Held(_));
     if fault.wait_for(is_open).await.is_err() {
         return;
     }
-    let Ok(server) = connect.await else {
+    let Ok(server) = memory::connect(&target) else {
         return;
     };
     let (from_client, to_client) = split(client);
@@ -145,23 +123,21 @@ async fn carry<S: AsyncRead + AsyncWrite>(
         // Nothing more arrives then.
         biased;
         _ = fault.wait_for(|fault| *fault == Fault::Cut) => {}
-        () = copy(from_client, to_server, there, (0, latency)) => {}
-        () = copy(from_server, to_client, back, (1, latency)) => {}
+        () = copy(from_client, to_server, there, 0) => {}
+        () = copy(from_server, to_client, back, 1) => {}
     }
 }
 
-async fn copy<S: AsyncRead + AsyncWrite>(
-    mut from: ReadHalf<S>,
-    mut to: WriteHalf<S>,
+async fn copy(
+    mut from: ReadHalf<DuplexStream>,
+    mut to: WriteHalf<DuplexStream>,
     mut fault: watch::Receiver<Fault>,
-    (way, latency): (usize, Duration),
+    way: usize,
 ) {
     let mut buffer = vec![0; 1 << 14];
     loop {
         let bytes = from.read(&mut buffer).await.unwrap_or(0);
-        if !latency.is_zero() {
-            sleep(latency).await;
-        }
+        sleep(LATENCY).await;
         let is_open = |fault: &Fault| !matches!(fault, Fault::Held(ways) if ways[way]);
         if fault.wait_for(is_open).await.is_err()
             || bytes == 0

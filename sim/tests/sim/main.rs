@@ -8,6 +8,7 @@ mod end_to_end;
 mod flow_control;
 mod network;
 mod rates;
+mod relays;
 mod seeds;
 mod switching;
 mod transfers;

@@ -59,6 +59,7 @@ pub fn group(n: usize, ports: &[usize]) -> GroupRule {
             carries_on: None,
             any_source: None,
             repair: None,
+            hold_fatal_naks: false,
             source: 0,
         }
         .into(),

@@ -175,6 +175,7 @@ pub(crate) fn rule(generation: u64) -> GroupRule {
             carries_on: None,
             any_source: None,
             repair: None,
+            hold_fatal_naks: false,
             source: 0,
         }
         .into(),

@@ -62,7 +62,8 @@ pub(crate) struct Create {
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Loss::Evict)]
     on_member_loss: Loss,
     /// What becomes of it when a receiver stalls: it has acknowledged nothing for --member-stall-ms, although its switch has
-    /// sent it the same packet again and again. The group waits for it, goes on without it, or fails
+    /// sent it the same packet again and again. The group waits for it, goes on without it, or fails. With evict it also goes
+    /// on without one that refuses the stream with a fatal NAK, which ends the source's connection otherwise
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Stall::Wait)]
     on_member_stall: Stall,
     /// How long a receiver may stall, with --on-member-stall evict or fail [default: 5000]. With --fallback auto, the source leaves a group that stands

@@ -400,7 +400,7 @@ fn the_script_for_dpdk_reserves_pages_and_hands_nics_over() {
         put(&format!("bus/pci/drivers/{driver}/unbind"), "");
     }
     put(&format!("{other}/driver_override"), "");
-    put(&format!("{nic}/net/eth3/operstate"), "up\n");
+    put(&format!("{nic}/net/eth3/flags"), "0x1003\n");
     let script = |args: &[&str]| {
         let output = Process::new("sh")
             .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/dpdk.sh"))
@@ -438,7 +438,13 @@ fn the_script_for_dpdk_reserves_pages_and_hands_nics_over() {
     assert_eq!(script(&["release", "0000:3b:00.0"]).0, Some(0));
     assert_eq!(read("bus/pci/drivers/ice/unbind"), "");
     // No driver takes it over here, so it goes back.
-    put(&format!("{nic}/net/eth3/operstate"), "down\n");
+    put(&format!("{nic}/net/eth3/flags"), "0x1002\n");
+    // That of a virtio device is one folder deeper.
+    let virtio = format!("{nic}/virtio2/net/eth4/flags");
+    put(&virtio, "0x1003\n");
+    let (code, text) = script(&["bind", "0000:3b:00.0"]);
+    assert!(code == Some(1) && text.contains("eth4 is in use"), "{text}");
+    put(&virtio, "0x1002\n");
     let (code, text) = script(&["bind", "0000:3b:00.0"]);
     assert!(code == Some(1) && text.contains("has not taken it"), "{text}");
     assert_eq!(read(&format!("{nic}/driver_override")), "");

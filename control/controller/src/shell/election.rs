@@ -68,7 +68,10 @@ pub(crate) async fn run(
                     }
                     Err(error) => {
                         lead.resign().await;
-                        if matches!(error, StartError::Store(StoreError::Refused { .. })) {
+                        if matches!(
+                            error,
+                            StartError::Store(StoreError::Refused { .. }) | StartError::OtherFabric { .. }
+                        ) {
                             pause = PAUSE_REFUSED;
                         }
                         (StartError::to_string(&error), None)

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use castnet_proto::convert::{mcst_id_from_proto, violations};
+use castnet_proto::convert::violations;
 use castnet_proto::term::{WithTerm, is_term_over};
 use castnet_proto::transport::connect;
 use castnet_proto::v1;
@@ -298,10 +298,7 @@ impl Link {
             Some(Told::CollectiveStalled(stalled)) => shared.lock().waits(switch, &stalled),
             Some(Told::CollectiveConflict(conflict)) => shared.lock().conflict(switch, &conflict),
             Some(Told::RankRefused(refused)) => {
-                let core = &mut *shared.lock();
-                let entry = core.groups.get(&refused.group);
-                let owner = entry.map(|entry| entry.record().owner.clone());
-                if core.may_warn(&owner.unwrap_or_default()) {
+                if shared.lock().may_warn_of(&refused.group) {
                     tracing::warn!(switch, ?refused, "a rank breaks a rule of its group");
                 }
             }
@@ -336,8 +333,7 @@ impl Link {
 
     fn misses(&self, shared: &Arc<Shared>, mcst_id: &str) -> bool {
         let core = shared.lock();
-        let group = mcst_id_from_proto("mcst_id", mcst_id).ok();
-        let entry = group.and_then(|id| core.groups.by_mcst_id(id));
+        let entry = core.at_address(mcst_id);
         entry.is_some_and(|e| e.record().wanted_rule(&self.config.name).is_some())
     }
 

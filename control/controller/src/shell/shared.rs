@@ -365,7 +365,7 @@ pub(crate) mod tests {
             let mut core = shared.lock();
             core.change("job", |r| r.phase = phase).unwrap();
             core.arm("job");
-            core.group("job").unwrap().live.timers.keys().count()
+            core.group("job").unwrap().timers.keys().count()
         };
         assert_eq!(
             [Phase::Failed, Phase::Failed, Phase::Registered].map(timers),

@@ -65,7 +65,7 @@ pub(crate) fn look(core: &mut Core, name: &str) {
 
 fn look_at(core: &mut Core, name: &str, now: Instant) -> Option<Instant> {
     let entry = core.groups.get(name).filter(|e| is_watched(e.record()))?;
-    let before = &entry.live.links_down;
+    let before = &entry.links_down;
     let down: DownLinks = down(core, entry)
         .into_iter()
         .map(|link| {
@@ -105,7 +105,7 @@ fn look_at(core: &mut Core, name: &str, now: Instant) -> Option<Instant> {
         if down.is_empty() {
             replan::forget_failure(entry);
         }
-        entry.live.links_down = down;
+        entry.links_down = down;
         core.notify(name);
     }
     core.lose_cut_off(name, cut_off);
@@ -132,7 +132,7 @@ pub(crate) fn cut_off(core: &Core, entry: &Entry) -> BTreeMap<String, String> {
         let reach = core.facts.switches.get(&link.at).map(|(reach, _)| reach);
         link.is_switch || since + patience <= now && reach == Some(&Reach::Up)
     };
-    let down = entry.live.links_down.values();
+    let down = entry.links_down.values();
     let lost = down.filter(|(since, link)| is_lost(*since, link));
     let of_each = lost.flat_map(|(_, link)| {
         let own = move |host: &str| is_at_own_port(&core.facts, entry.record(), &link.at, host);

@@ -77,7 +77,7 @@ impl Core {
         if record.generation != entry.record().generation || !record.phase.wants_rules() {
             entry.confirmed.clear();
             entry.problems.retain(|switch, _| record.placed.contains(switch));
-            entry.live.rules_ended();
+            entry.rules_ended();
         }
         self.groups.put(record);
         self.notify(&name);
@@ -136,7 +136,7 @@ impl Core {
         kind.step(event, phase, record.generation, &mut self.draws);
         if let Some(entry) = self.groups.get_mut(name) {
             entry.note.clear();
-            entry.live.links_down.clear();
+            entry.links_down.clear();
             match event {
                 Event::Confirmed => entry.note = std::mem::take(&mut entry.detours).words(),
                 // The refusals count only while the group is placed again at once.
@@ -278,7 +278,7 @@ impl Core {
         self.reported();
         for name in names {
             if let Some(entry) = self.groups.get_mut(&name) {
-                entry.live.rules_ended();
+                entry.rules_ended();
             }
             self.notify(&name);
             self.postpone(name);

@@ -210,8 +210,13 @@ impl Core {
         }
     }
 
-    pub(crate) fn collective_by_mcst_id(&self, mcst_id: &str) -> Option<(&Entry, &Collective)> {
-        let entry = self.groups.by_mcst_id(mcst_id.parse().ok().map(McstId)?)?;
+    /// The group that has this address, as a switch reports it.
+    pub(crate) fn at_address(&self, mcst_id: &str) -> Option<&Entry> {
+        self.groups.by_mcst_id(mcst_id.parse().ok()?)
+    }
+
+    pub(crate) fn collective_at(&self, mcst_id: &str) -> Option<(&Entry, &Collective)> {
+        let entry = self.at_address(mcst_id)?;
         Some((entry, entry.record().collective()?))
     }
 

@@ -287,7 +287,7 @@ impl Core {
             false => return self.go_on_when_stored(name),
         };
         match placed {
-            Ok(_) => {}
+            Ok(()) => {}
             Err(NoPlan::Never(failure)) => self.refuse(name, planned.generation, failure),
             Err(NoPlan::NotYet(failure)) => return self.wait_for_reports(name, failure),
         }

@@ -80,8 +80,8 @@ pub(crate) struct Facts {
     pub(crate) unfiled: BTreeSet<String>,
 }
 
-/// Age in nanoseconds, switch and port.
-type Sighting = (u64, String, u8);
+/// Whether another port claims by LLDP to be at the other end of a cable there, the age in nanoseconds, switch and port.
+type Sighting = (bool, u64, String, u8);
 
 /// Where the addresses of hosts were seen.
 #[derive(Default)]
@@ -147,9 +147,8 @@ impl Facts {
         facts
     }
 
-    /// The file, corrected by reports of ports and links; switches that cannot be reached are down. Without a file:
-    /// switches as reported, links by LLDP, hosts where they were seen; if several were seen at a port, an ordinary
-    /// switch is assumed there.
+    /// The file, corrected by reports of ports and links; switches that cannot be reached are down. Without a file: switches as reported, links
+    /// that both ends hear by LLDP, hosts where they were seen; if several were seen at a port, an ordinary switch is assumed there.
     pub(crate) fn topology<'s>(&self, sightings: impl Fn() -> &'s Sightings) -> Topology {
         let mut topology = Topology::new();
         for (name, ports) in self.switch_ports() {
@@ -230,7 +229,7 @@ impl Facts {
 
     /// All sightings of hosts at ports that lead to no switch.
     pub(crate) fn sightings(&self) -> Sightings {
-        let inner = self.inner_ports();
+        let [inner, claimed] = self.inner_ports();
         let mut all = Sightings::default();
         for (switch, (_, report)) in &self.switches {
             for neighbour in &report.neighbours {
@@ -243,7 +242,8 @@ impl Facts {
                         let seen = (ip, Place::At { switch, port });
                         all.by_mac.entry(mac).or_default().push(seen);
                     }
-                    let sighting = (neighbour.age_ns, switch, port);
+                    let is_claimed = claimed.contains(&(switch.as_str(), port));
+                    let sighting = (is_claimed, neighbour.age_ns, switch, port);
                     all.by_ip.entry(ip).or_default().push((mac, sighting));
                 }
             }
@@ -269,8 +269,8 @@ impl Facts {
         let own = by_ip.iter().filter(|(mac, _)| *mac == record.mac);
         let mut sightings: Vec<Sighting> = own.map(|(_, sighting)| sighting.clone()).collect();
         sightings.sort();
-        let Some((newest, switch, port)) = sightings.first().cloned() else {
-            let others = by_ip.iter().map(|(mac, (_, switch, port))| (switch, *port, *mac));
+        let Some((is_claimed, newest, switch, port)) = sightings.first().cloned() else {
+            let others = by_ip.iter().map(|(mac, at)| (&at.2, at.3, *mac));
             return match others.min() {
                 Some((switch, port, mac)) => Place::Claimed {
                     mac,
@@ -280,13 +280,15 @@ impl Facts {
                 None => Place::Unseen,
             };
         };
-        if sightings.iter().any(|s| (&s.1, s.2) != (&switch, port)) {
+        // The other end may be a switch that this one, restarted a moment ago, does not hear yet: then the host was seen elsewhere, too.
+        sightings.retain(|sighting| sighting.0 == is_claimed);
+        if sightings.iter().any(|s| (&s.2, s.3) != (&switch, port)) {
             all.are_decided_by_age.store(true, Ordering::Relaxed);
         }
         let at: BTreeSet<(String, u8)> = sightings
             .into_iter()
-            .take_while(|(age, ..)| *age < newest.saturating_add(SAME_FRAME_NS))
-            .map(|(_, switch, port)| (switch, port))
+            .take_while(|(_, age, ..)| *age < newest.saturating_add(SAME_FRAME_NS))
+            .map(|(.., switch, port)| (switch, port))
             .collect();
         match at.first() {
             Some((switch, port)) if at.len() == 1 => Place::At {
@@ -405,6 +407,8 @@ impl Facts {
                 let near = End::port(switch.clone(), neighbour.port);
                 if let Some(far) = self.far_end(neighbour)
                     && self.believes_lldp(switch, neighbour)
+                    // Else the neighbour may be a host, which would get what goes over the link.
+                    && self.hears(&far, &near)
                 {
                     let pair = if near < far { (near, far) } else { (far, near) };
                     if seen.insert(pair.clone()) {
@@ -615,24 +619,27 @@ pub(super) mod tests {
         hear(&mut facts, "a", None);
         hear(&mut facts, "b", None);
         assert_eq!(places(&facts), (both(0, 1), both(1, 0)));
-        // One side's LLDP is enough to rule both ports out: the other side may have been restarted a moment ago.
-        for far in [None, Some(("b", "b1")), None] {
+        // One side's LLDP is enough to place hosts: the other side may have been restarted a moment ago. The link takes both.
+        for (far, links) in [(None, 2), (Some(("b", "b1")), 3), (None, 2)] {
             hear(&mut facts, "b", Some(("a", "a1")));
             hear(&mut facts, "a", far);
             assert_eq!(places(&facts), (at("a", 0), at("b", 0)));
-            assert_eq!(topology(&facts).links().count(), 3);
+            assert_eq!(topology(&facts).links().count(), links);
         }
         hear(&mut facts, "b", None);
         assert_eq!(places(&facts), (both(0, 1), both(1, 0)));
     }
 
-    /// One frame made the port of another host one to a switch: the host was nowhere, and then where its addresses were seen elsewhere.
+    /// One frame made the port of another host one to a switch: the host was nowhere, and then where its addresses were seen elsewhere. It
+    /// made a free port the end of a link, over which trees went to the host.
     #[test]
     fn what_a_host_says_by_lldp_takes_no_port_from_others() {
-        for (far, named) in [("a", "a0"), ("b", "b1"), ("c", "c0")] {
+        for (far, named) in [("a", "a0"), ("b", "b0"), ("b", "b1"), ("b", "p2"), ("c", "c0")] {
             let mut facts = facts();
+            for (_, report) in facts.switches.values_mut() {
+                report.ports.extend([port("p2", 2)]);
+            }
             let (_, a) = facts.switches.get_mut("a").unwrap();
-            a.ports.extend([port("a2", 2)]);
             a.neighbours.insert(0, switch_seen(2, far, named));
             assert_eq!(
                 (place(&facts, "h1"), place(&facts, "h2")),

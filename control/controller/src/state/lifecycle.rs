@@ -18,7 +18,7 @@
 //! does not (Broken, Failed). EPIC 3.3.1 has the same phases (initialization, connection and routing, teardown) and
 //! leaves failures to new groups (3.4).
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 /// Phase of a group's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,7 +58,6 @@ pub enum After {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// Kind of failure.
-    #[serde(serialize_with = "as_stored")]
     pub cause: Cause,
     /// What is at fault: a field of the request, or `switches.NAME`.
     pub field: String,
@@ -76,15 +75,6 @@ impl Failure {
     pub(crate) fn at(switch: &str, cause: Cause, reason: impl Into<String>) -> Self {
         Self::new(cause, format!("switches.{switch}"), reason)
     }
-}
-
-/// Records have one kind for both: earlier versions do not know the other one.
-fn as_stored<S: Serializer>(cause: &Cause, serializer: S) -> Result<S::Ok, S::Error> {
-    let stored = match cause {
-        Cause::Down => Cause::Unfit,
-        cause => *cause,
-    };
-    stored.serialize(serializer)
 }
 
 /// Kind of a [`Failure`].
@@ -370,16 +360,5 @@ mod tests {
                 assert!(matches!(next, Phase::Removing(_)), "{event:?}");
             }
         }
-    }
-
-    /// Earlier versions set a record apart that they cannot read.
-    #[test]
-    fn records_have_no_kind_of_failure_that_earlier_versions_do_not_know() {
-        let stored = |cause| {
-            let (field, reason) = (String::new(), String::new());
-            let failure = Failure { cause, field, reason };
-            serde_json::to_value(failure).unwrap()["cause"].clone()
-        };
-        assert_eq!([Cause::Down, Cause::NoRoom].map(stored), ["Unfit", "NoRoom"]);
     }
 }

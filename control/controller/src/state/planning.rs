@@ -311,19 +311,16 @@ impl Draft {
 }
 
 /// Stores the layout of a group. From then on its switches may have a part of it.
-pub(crate) fn place(core: &mut Core, name: &str, layout: Layout) -> Result<Arc<Plan>, NoPlan> {
+pub(crate) fn place(core: &mut Core, name: &str, layout: Layout) -> Result<(), NoPlan> {
     let layout = ready(core, layout)?;
-    let plan = Arc::new(layout.plan);
     let outside = outside(core, name, &layout.outside)?;
     core.try_change(name, |r| {
         if let (Kind::Multicast(kind), Some(outside)) = (&mut r.kind, outside) {
             *kind = outside;
         }
-        r.own_mcst_ids.extend(layout.new_mcst_ids);
-        r.placed.extend(plan.rules.keys().cloned());
-        r.plan = Some(plan.clone());
+        r.place(layout);
     });
-    Ok(plan)
+    Ok(())
 }
 
 /// The group with the receivers outside that its tree does not reach. `None`: it reaches all.
@@ -341,30 +338,18 @@ fn outside(core: &Core, name: &str, hosts: &[(String, String)]) -> Result<Option
 }
 
 /// A layout that can be stored: its switches have reported, and its addresses are given out.
-pub(crate) fn ready(core: &mut Core, layout: Layout) -> Result<Layout, NoPlan> {
-    let Layout {
-        mut plan,
-        new_mcst_ids,
-        outside,
-    } = layout;
+pub(crate) fn ready(core: &mut Core, mut layout: Layout) -> Result<Layout, NoPlan> {
     // Its report has the addresses of its ports and its free room.
-    let silent = plan
-        .tree
-        .iter()
-        .find(|s| !matches!(core.facts.switches.get(&s.name), Some((Reach::Up, _))));
-    if let Some(switch) = silent {
+    let is_silent = |s: &&TreeSwitch| !matches!(core.facts.switches.get(&s.name), Some((Reach::Up, _)));
+    if let Some(switch) = layout.plan.tree.iter().find(is_silent) {
         let failure = Failure::at(&switch.name, Cause::Unreachable, "has not reported yet");
         return Err(NoPlan::NotYet(failure));
     }
     if core.config.verify_mac {
-        plan.verify_macs();
+        layout.plan.verify_macs();
     }
-    core.given_out(&new_mcst_ids);
-    Ok(Layout {
-        plan,
-        new_mcst_ids,
-        outside,
-    })
+    core.given_out(&layout.new_mcst_ids);
+    Ok(layout)
 }
 
 fn lacking(core: &Core, record: &Record, shortages: &[Shortage]) -> String {

@@ -88,6 +88,7 @@ mod tests {
                 carries_on: None,
                 any_source: None,
                 repair: None,
+                hold_fatal_naks: false,
                 source: 0,
             }
             .into(),

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Refusal;
 use crate::state::kinds::multicast::refine::Refinement;
 use crate::state::reconcile::Version;
-use crate::state::{Cause, Collective, Failure, Kind, Multicast, Phase};
+use crate::state::{Cause, Collective, Failure, Kind, Layout, Multicast, Phase};
 use castnet_rules::{GroupRule, NextHop};
 
 /// A group: the request, who has joined, its plan, and where its rules may be.
@@ -257,6 +257,13 @@ impl Record {
             version.rule(rule)
         };
         (0..).zip(self.mcst_ids_on(switch)).map(wanted).collect()
+    }
+
+    /// From now on the switches of this layout may have a part of it.
+    pub(crate) fn place(&mut self, layout: Layout) {
+        self.own_mcst_ids.extend(layout.new_mcst_ids);
+        self.placed.extend(layout.plan.rules.keys().cloned());
+        self.plan = Some(Arc::new(layout.plan));
     }
 
     /// Whether it has this plan: a later group of its name has another one.

@@ -12,12 +12,14 @@ use castnet_topology::Topology;
 use castnet_wire::{McstId, Qpn};
 use parking_lot::Mutex;
 
+use crate::state::broken_links::DownLinks;
 use crate::state::driver::Work;
-use crate::state::kinds::collective::live::Live;
+use crate::state::kinds::multicast::stall::PathStall;
 use crate::state::pool::AddressSet;
 use crate::state::shown::Cache;
 use crate::state::tenants::Quotas;
-use crate::state::{Detours, Ends, Plan, Record};
+use crate::state::timers::Timers;
+use crate::state::{Detours, Due, Ends, Plan, Record};
 
 mod load;
 #[cfg(test)]
@@ -40,10 +42,20 @@ pub(crate) struct Entry {
     pub(crate) shown: Mutex<Cache>,
     /// Refusals of switches since it was last active.
     pub(crate) detours: Detours,
-    /// Of a group of ranks.
-    pub(crate) live: Live,
-    /// Numbers of the calls of members with leases that stand.
+    pub(crate) timers: Timers<Due>,
+    /// Links and switches of its tree that are down, while it runs.
+    pub(crate) links_down: DownLinks,
+    /// Calls of ranks that stand, by rank. One counts while the rank has a seat, which is stored and may be taken back; without one, its lease
+    /// runs.
+    pub(crate) present: BTreeMap<u16, u64>,
+    /// Numbers of the calls of members of a multicast group with leases that stand.
     pub(crate) calls: BTreeSet<u64>,
+    /// Ranks that switches wait for: the last report of each.
+    pub(crate) stalls: BTreeMap<String, Vec<u16>>,
+    /// Ranks that are waited for, by all of these reports.
+    pub(crate) waiting_for: Vec<u16>,
+    /// Paths that switches of a multicast group wait for, by switch.
+    pub(crate) path_stalls: BTreeMap<String, PathStall>,
     /// If the tree passes routers: its layout as planned at its creation.
     pub(crate) foreseen: Option<Plan>,
 }
@@ -59,8 +71,13 @@ impl Entry {
             followers: Weak::<()>::new(),
             shown: Mutex::default(),
             detours: Detours::default(),
-            live: Live::default(),
+            timers: Timers::default(),
+            links_down: DownLinks::new(),
+            present: BTreeMap::new(),
             calls: BTreeSet::new(),
+            stalls: BTreeMap::new(),
+            waiting_for: Vec::new(),
+            path_stalls: BTreeMap::new(),
             foreseen: None,
         }
     }
@@ -102,6 +119,13 @@ impl Entry {
     pub(crate) fn is_confirmed(&self) -> bool {
         let mut tree = self.record.plan.iter().flat_map(|p| p.rules.keys());
         tree.all(|s| self.confirmed.contains(s))
+    }
+
+    /// The rules have ended or been replaced: earlier reports no longer apply.
+    pub(crate) fn rules_ended(&mut self) {
+        self.stalls.clear();
+        self.path_stalls.clear();
+        self.waiting_for.clear();
     }
 
     /// Takes back changes of which no switch has got any.

@@ -123,10 +123,7 @@ impl Core {
 
     fn due_in_group(&mut self, name: &str) {
         let now = self.now;
-        let due = self
-            .groups
-            .get_mut(name)
-            .and_then(|entry| entry.live.timers.pop(now));
+        let due = self.groups.get_mut(name).and_then(|entry| entry.timers.pop(now));
         self.follow_timers(name);
         match due {
             Some(Due::Phase) => self.phase_over(name),
@@ -147,14 +144,14 @@ impl Core {
     pub(crate) fn set_timer(&mut self, group: &str, due: Due, pause: Duration) {
         let at = self.now + pause;
         if let Some(entry) = self.groups.get_mut(group) {
-            entry.live.timers.set(due, at);
+            entry.timers.set(due, at);
             self.follow_timers(group);
         }
     }
 
     pub(crate) fn has_timer(&self, group: &str, due: &Due) -> bool {
         let entry = self.groups.get(group);
-        entry.is_some_and(|entry| entry.live.timers.time(due).is_some())
+        entry.is_some_and(|entry| entry.timers.time(due).is_some())
     }
 
     pub(crate) fn cancel_timer(&mut self, group: &str, due: &Due) {
@@ -163,14 +160,14 @@ impl Core {
             return;
         }
         if let Some(entry) = self.groups.get_mut(group) {
-            entry.live.timers.cancel(due);
+            entry.timers.cancel(due);
             self.follow_timers(group);
         }
     }
 
     /// The first time of a group is the one of it that counts.
     pub(crate) fn follow_timers(&mut self, group: &str) {
-        let first = self.groups.get(group).and_then(|entry| entry.live.timers.first());
+        let first = self.groups.get(group).and_then(|entry| entry.timers.first());
         let owner = Owner::Group(group.into());
         match first {
             Some(at) if self.timers.time(&owner) == Some(at) => {}

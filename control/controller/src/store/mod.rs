@@ -11,6 +11,7 @@ use castnet_wire::McstId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::config::SwitchConfig;
 use crate::state::written_off::WrittenOff;
 use crate::state::{HostRecord, Record};
 
@@ -305,6 +306,16 @@ impl Stored {
         Ok(stored)
     }
 
+    /// A running group, if no running group may have a rule on any of these switches: the store is that of another fabric.
+    pub(crate) fn of_other_fabric(&self, switches: &[SwitchConfig]) -> Option<&Record> {
+        // One that is not planned yet has no switches.
+        let is_running = |record: &&Record| record.phase.wants_rules() && !record.placed.is_empty();
+        let running: Vec<&Record> = self.groups.iter().filter(is_running).collect();
+        let is_known = |name: &String| switches.iter().any(|switch| switch.name == *name);
+        let is_here = |record: &&Record| record.placed.iter().any(is_known);
+        running.first().copied().filter(|_| !running.iter().any(is_here))
+    }
+
     /// Takes an entry that is not about the controller, or says why it does not read.
     fn take(&mut self, key: &Key, entry: &Entry) -> Result<(), String> {
         let unread = |error| format!("does not read: {error}");
@@ -382,5 +393,48 @@ fn check(store: &str, key: &Key, expected: Version, found: Version) -> Result<()
             expected,
             found,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::core::tests::{core, join};
+    use crate::state::{After, Phase};
+
+    /// One group that has a switch here is enough: the others may have theirs on switches that were taken out of the configuration.
+    #[test]
+    fn a_store_is_of_another_fabric_if_no_running_group_has_a_switch_here() {
+        let mut core = core(|_| {});
+        core.seat_rank(join("job", 0, 2, ""), "h0").map(drop).unwrap();
+        let record = core.group("job").unwrap().record().clone();
+        let group = |name: &str, phase, on: &[&str]| Record {
+            name: name.into(),
+            phase,
+            placed: on.iter().map(|switch| (*switch).into()).collect(),
+            ..record.clone()
+        };
+        let (active, removed) = (Phase::Active, Phase::Removing(After::Gone));
+        for (groups, found) in [
+            (vec![], None),
+            (vec![group("a", active, &["x", "y"])], Some("a")),
+            (vec![group("a", active, &["s", "x"])], None),
+            (vec![group("a", active, &["x"]), group("b", active, &["s"])], None),
+            (
+                vec![group("a", Phase::Installing, &[]), group("b", active, &["x"])],
+                Some("b"),
+            ),
+            (
+                vec![group("a", Phase::Failed, &["x"]), group("b", removed, &["x"])],
+                None,
+            ),
+        ] {
+            let stored = Stored {
+                groups,
+                ..Stored::default()
+            };
+            let other = stored.of_other_fabric(&core.config.switches);
+            assert_eq!(other.map(|record| &*record.name), found, "{:?}", stored.groups);
+        }
     }
 }

@@ -211,41 +211,6 @@ async fn memory_is_reserved_per_switch_and_a_shortage_is_named() {
     assert_eq!(third.len(), 4);
 }
 
-/// Where memory is short a group gets the fewest slots that it can do with, and all are told how many that is.
-#[tokio::test(start_paused = true)]
-async fn a_group_has_fewer_slots_where_memory_is_short() {
-    let lab = Lab::two_tiers().await;
-    let (needed, fewest) = leaf_memory(&lab).await;
-    lab.switch("leaf0").set_memory(needed + fewest);
-    let (_controller, client) = lab.start().await;
-    for (job, slots) in [("a", 256), ("b", 128)] {
-        let mut ranks = lab.ranks(&client, job, 4, 17 + slots).await;
-        for state in all(&mut ranks, Active).await {
-            assert_eq!(state.slots, slots);
-        }
-        let rules = rules_of(&client, job).await.into_iter();
-        let rules = rules.map(|rule| rule.translated().unwrap().slots);
-        assert_eq!(rules.collect::<Vec<_>>(), [slots; 3]);
-    }
-}
-
-/// Where Mode-II has no room, a group whose ranks name no mode is in Mode-III, and all are told why.
-#[tokio::test(start_paused = true)]
-async fn a_group_is_in_mode_three_where_mode_two_has_no_memory() {
-    let lab = Lab::two_tiers().await;
-    let (_, fewest) = leaf_memory(&lab).await;
-    lab.switch("leaf0").set_memory(fewest - 1);
-    let (_controller, client) = lab.start().await;
-    let mut ranks = lab.ranks(&client, "a", 4, 17).await;
-    for state in all(&mut ranks, Active).await {
-        assert_eq!(state.settings.unwrap().mode(), v1::CollectiveMode::Augmented);
-        let free = fewest - 1;
-        let says = format!("switch leaf0 needs {fewest} bytes for it, {free} are free");
-        assert!(state.mode_reason.ends_with(&says), "{}", state.mode_reason);
-    }
-    assert_eq!(modes(&client, "a").await, [v1::CollectiveMode::Augmented; 3]);
-}
-
 /// The rules of a group's switches.
 async fn rules_of(client: &Client, job: &str) -> Vec<v1::GroupRule> {
     let tree = shown(client, job).await.unwrap().tree.into_iter();

@@ -5,9 +5,7 @@ use crate::common::{Calls, Client, Lab, start, two_tiers};
 use crate::restarts::stands_still_at;
 use castnet_controller::Checkpoint;
 use castnet_proto::v1;
-use castnet_proto::v1::CollectivePhase::{Active, Failed, Waiting};
-use castnet_sim_control::controllers::Candidates;
-use castnet_sim_control::etcd::EtcdModel;
+use castnet_proto::v1::CollectivePhase::{Active, Failed};
 
 /// They call with the same connections.
 async fn come_back(ranks: Vec<Rank>, client: &Client) -> Vec<Rank> {
@@ -72,42 +70,6 @@ async fn a_failed_job_ends_also_after_a_restart() {
     vanishes(&client, "job").await;
 }
 
-/// The leases count from when another controller leads. Ranks that come back are in; of one that does not, the others learn
-/// that it is gone.
-#[tokio::test(start_paused = true)]
-async fn a_rank_that_lives_outlasts_a_failover_and_one_that_died_is_put_out() {
-    let (lab, etcd) = (Lab::two_tiers().await, EtcdModel::start(1).await);
-    let mut candidates = Candidates::start(&lab.config, lab.folder.path(), &etcd, 2).await;
-    let (mut leader, mut client) = candidates.leader(None).await;
-    // All come back while the last one's runs.
-    let with_lease = |r: &mut v1::InitGroupRequest| r.lease_ms = if r.rank == 3 { 10_000 } else { 600_000 };
-    let mut ranks = lab.ranks_with(&client, "job", 17, with_lease).await;
-    all(&mut ranks, Active).await;
-    for alive in [4, 3] {
-        candidates.restart(leader).await;
-        (leader, client) = candidates.leader(None).await;
-        ranks.truncate(alive);
-        let mut back = come_back(ranks, &client).await;
-        for state in all(&mut back, Active).await {
-            assert_eq!(state.generation, 1, "{state:?}");
-        }
-        ranks = back;
-    }
-    // It held its call until the second leader was killed.
-    for state in all(&mut ranks, Failed).await {
-        assert_eq!(state.failed_rank, Some(3), "{state:?}");
-        assert!(state.reason.contains("rank 3"), "{state:?}");
-    }
-    for name in ["leaf0", "leaf1", "spine0"] {
-        let changes = lab.switch(name).changes();
-        assert_eq!(changes.first().map(String::as_str), Some("+job.1"), "{name}");
-        assert!(
-            !changes[1..].contains(&"+job.1".to_owned()),
-            "{name}: {changes:?}"
-        );
-    }
-}
-
 /// Killed at each point of an installation: the next controller finishes it when the ranks are back, and each switch was
 /// told once.
 #[tokio::test(start_paused = true)]
@@ -127,19 +89,6 @@ async fn killed_at_any_point_of_an_installation_it_finishes() {
         assert_eq!(seen[3].generation, 1, "{point:?}");
         lab.all_did(&["+job.1"], &format!("{point:?}"));
     }
-}
-
-/// Killed while it gathers: those that were in need not be waited for if they come back.
-#[tokio::test(start_paused = true)]
-async fn a_group_that_gathers_gathers_on() {
-    let (lab, controller, client) = two_tiers().await;
-    let mut first = Rank::join(&client, lab.rank("job", 0, 2, 17)).await;
-    first.until(Waiting).await;
-    controller.stop().await;
-    let (_controller, client) = lab.start().await;
-    let both = [lab.rank("job", 1, 2, 17), first.request];
-    let mut ranks = Rank::join_all(&client, both).await;
-    assert_eq!(all(&mut ranks, Active).await[0].generation, 1);
 }
 
 /// A switch loses its part while the controller is away: found out when both are back.

@@ -223,99 +223,53 @@ async fn all_contradictions_of_entries_are_reported() {
     );
 }
 
+/// Sets a field of a group: `settings/` of its kind, another one of its `kind/`, or one of the group itself.
+fn set(group: &mut Value, path: &str, value: &Value) {
+    let kind = group["kind"].as_object().unwrap().keys().next().unwrap();
+    let path = path.replace("settings/", "kind/settings/");
+    let path = format!("/{}", path.replace("kind/", &format!("kind/{kind}/")));
+    let (at, field) = path.rsplit_once('/').unwrap();
+    group.pointer_mut(at).unwrap()[field] = value.clone();
+}
+
 /// What no call accepts, no document brings in.
 #[tokio::test(start_paused = true)]
 async fn a_record_that_no_call_creates_is_refused() {
-    fn settings(group: &mut Value) -> &mut Value {
-        let mut kinds = group["kind"].as_object_mut().unwrap().values_mut();
-        &mut kinds.next().unwrap()["settings"]
-    }
-    fn multicast(group: &mut Value) -> &mut Value {
-        &mut group["kind"]["Multicast"]
-    }
-    type Spoil = fn(&mut Value);
-    let cases: [(&str, &str, Spoil); 21] = [
-        (
-            "waiting",
-            "distribution: is given in a group with any_source",
-            |g| {
-                settings(g)["distribution"] = "static".into();
-                settings(g)["any_source"] = true.into();
-            },
-        ),
-        ("running", "lanes: 2 is not possible with any_source", |g| {
-            settings(g)["any_source"] = true.into();
-        }),
-        ("waiting", "on_stall.after_ms: is 0", |g| {
-            settings(g)["on_stall"] = json!({ "after_ms": 0, "fails": false });
-        }),
-        ("waiting", "on_member_stall.after_ms: 600001 ", |g| {
-            settings(g)["on_stall"] = json!({ "after_ms": 600_001, "fails": false });
-        }),
-        ("waiting", "stall_timeout_ms: is 0", |g| {
-            settings(g)["stall_timeout_ms"] = 0.into();
-        }),
-        ("waiting", "repair.slots: is 0", |g| {
-            settings(g)["repair"] = json!({ "slots": 0, "ack_timeout_us": 64 });
-        }),
-        ("waiting", "repair.slots: 3 is no power of two", |g| {
-            settings(g)["repair"] = json!({ "slots": 3, "ack_timeout_us": 64 });
-        }),
-        ("waiting", "repair.ack_timeout_us: is 63", |g| {
-            settings(g)["repair"] = json!({ "slots": 2, "ack_timeout_us": 63 });
-        }),
-        ("waiting", "lanes: 17 is no number of lanes", |g| {
-            g["more_lanes"] = (1..17).map(|n| Value::from(format!("10.201.0.{n}"))).collect();
-        }),
-        ("waiting", "source: \"nobody\" is not", |g| {
-            multicast(g)["source"] = "nobody".into();
-        }),
-        ("waiting", "members: 1 member(s)", |g| {
-            multicast(g)["members"].as_array_mut().unwrap().truncate(1);
-        }),
-        (
-            "waiting",
-            "members[1].host: \"h1\" is the name of members[0]",
-            |g| {
-                multicast(g)["members"][1]["host"] = "h1".into();
-            },
-        ),
-        ("waiting", "mcst_id: \"224.0.0.1\" is not", |g| {
-            g["mcst_id"] = "224.0.0.1".into();
-        }),
-        ("running", "mcst_id: \"127.0.0.1\" is not", |g| {
-            g["more_lanes"] = json!(["127.0.0.1"]);
-        }),
-        ("job", "settings.window_packets: is 0", |g| {
-            settings(g)["window_packets"] = 0.into();
-        }),
-        ("job", "settings.window_packets: 1 packets", |g| {
-            settings(g)["window_packets"] = 1.into();
-        }),
-        ("job", "settings.message_packets: is 0", |g| {
-            settings(g)["message_packets"] = 0.into();
-        }),
-        ("job", "settings.message_packets: 65 packets", |g| {
-            settings(g)["message_packets"] = 65.into();
-        }),
-        (
-            "job",
-            "settings.lanes: is 2, but the group has 1 McstID(s)",
-            |g| {
-                settings(g)["lanes"] = 2.into();
-            },
-        ),
-        ("job", "settings.lanes: 17 is no number of lanes", |g| {
-            settings(g)["lanes"] = 17.into();
-        }),
-        ("job", "ranks: 0 rank(s)", |g| {
-            g["kind"]["Collective"]["ranks"] = json!([]);
-        }),
-    ];
     let good = entries().await;
-    for (group, fault, spoil) in cases {
+    let one = document(&good)["groups"]["waiting"]["kind"]["Multicast"]["members"][0].clone();
+    let lanes: Vec<String> = (1..17).map(|n| format!("10.201.0.{n}")).collect();
+    let cases = json!([
+        ["waiting", "distribution: is given in a group with any_source",
+         { "settings/distribution": "static", "settings/any_source": true }],
+        ["running", "lanes: 2 is not possible with any_source", { "settings/any_source": true }],
+        ["waiting", "on_stall.after_ms: is 0", { "settings/on_stall": { "after_ms": 0, "fails": false } }],
+        ["waiting", "on_member_stall.after_ms: 600001 ", { "settings/on_stall": { "after_ms": 600_001, "fails": false } }],
+        ["waiting", "stall_timeout_ms: is 0", { "settings/stall_timeout_ms": 0 }],
+        ["waiting", "repair.slots: is 0", { "settings/repair": { "slots": 0, "ack_timeout_us": 64 } }],
+        ["waiting", "repair.slots: 3 is no power of two", { "settings/repair": { "slots": 3, "ack_timeout_us": 64 } }],
+        ["waiting", "repair.ack_timeout_us: is 63", { "settings/repair": { "slots": 2, "ack_timeout_us": 63 } }],
+        ["waiting", "lanes: 17 is no number of lanes", { "more_lanes": lanes }],
+        ["waiting", "source: \"nobody\" is not", { "kind/source": "nobody" }],
+        ["waiting", "members: 1 member(s)", { "kind/members": [one] }],
+        ["waiting", "members[1].host: \"h1\" is the name of members[0]", { "kind/members/1/host": "h1" }],
+        ["waiting", "mcst_id: \"224.0.0.1\" is not", { "mcst_id": "224.0.0.1" }],
+        ["running", "mcst_id: \"127.0.0.1\" is not", { "more_lanes": ["127.0.0.1"] }],
+        ["job", "settings.window_packets: is 0", { "settings/window_packets": 0 }],
+        ["job", "settings.window_packets: 1 packets", { "settings/window_packets": 1 }],
+        ["job", "settings.message_packets: is 0", { "settings/message_packets": 0 }],
+        ["job", "settings.message_packets: 65 packets", { "settings/message_packets": 65 }],
+        ["job", "settings.lanes: is 2, but the group has 1 McstID(s)", { "settings/lanes": 2 }],
+        ["job", "settings.lanes: 17 is no number of lanes", { "settings/lanes": 17 }],
+        ["job", "ranks: 0 rank(s)", { "kind/ranks": [] }],
+    ]);
+    for case in cases.as_array().unwrap() {
+        let [group, fault] = [0_usize, 1].map(|column| case[column].as_str().unwrap());
         let mut bad = good.clone();
-        change(&mut bad, Table::Groups, group, spoil);
+        change(&mut bad, Table::Groups, group, |group| {
+            for (path, value) in case[2].as_object().unwrap() {
+                set(group, path, value);
+            }
+        });
         let (wanted, found) = (format!("groups/{group}: {fault}"), lines(&bad));
         assert!(
             found.iter().any(|line| line.starts_with(&wanted)),

@@ -16,21 +16,13 @@ use castnet_topology::{MulticastRoute, Topology};
 use tonic::Status;
 
 use crate::collective_places::set_link;
-use crate::common::{Calls, Client, Events, Lab, moment, reaches, until};
+use crate::common::{Calls, Client, Events, Lab, joined_by, moment, reaches, until};
 
 /// Six leaves with a host each below a programmable router, with the addresses of `castnet rules core`.
 fn star(block: &str) -> Topology {
-    let mut file = format!("group_addresses = \"{block}\"\n");
-    file += "[[switches]]\nname = \"core\"\nkind = \"router\"\nprogrammable = true\nports = 6\n";
-    for leaf in 0..6 {
-        let _ = write!(
-            file,
-            "[[switches]]\nname = \"leaf{leaf}\"\nports = 2\nmcst_prefix = \"10.21{leaf}.0.0/24\"\n\
-             [[hosts]]\nname = \"h{leaf}\"\nip = \"10.0.0.{n}\"\nmac = \"02:00:00:00:00:0{n}\"\n\
-             [[links]]\na = \"leaf{leaf}:0\"\nb = \"h{leaf}\"\n[[links]]\na = \"leaf{leaf}:1\"\nb = \"core:{leaf}\"\n",
-            n = leaf + 1
-        );
-    }
+    let file = joined_by(&[("core", "router")], 6, 1);
+    let file = file.replace("\"router\"", "\"router\"\nprogrammable = true");
+    let file = format!("group_addresses = \"{block}\"\n{file}");
     with_addresses(Topology::from_toml(&file).unwrap(), |t, block| {
         static_core::layout(t, block).unwrap().addresses
     })

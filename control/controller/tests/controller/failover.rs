@@ -1,11 +1,11 @@
-//! Several controllers on etcd, as processes that are killed and paused. What they decide then is in `several.rs`.
+//! Two controllers on etcd, as processes, of which one is paused. In virtual time: `sim/control`, by seeds.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use castnet_controller::Controller;
-use castnet_controller::store::etcd::{DEFAULT_LEAD_TTL, EtcdConfig};
+use castnet_controller::store::etcd::EtcdConfig;
 use castnet_proto::term::leader_of;
 use castnet_proto::transport::Address;
 use castnet_proto::v1;
@@ -15,27 +15,22 @@ use tonic::Code;
 use crate::common::etcd::{Cluster, Etcd};
 use crate::common::{Calls, Client, Lab, reaches};
 use castnet_sim_control::controllers::leader;
-use castnet_sim_control::net::Net;
 
 fn address(folder: &Path, n: usize) -> Address {
     Address::Unix(folder.join(format!("controller{n}.sock")))
 }
 
 /// Controllers, each a process.
-pub(crate) struct Processes<'l> {
+struct Processes<'l> {
     lab: &'l Lab,
-    /// Of each: the folder with the sockets of its switches, and the members of etcd.
-    ways: Vec<(PathBuf, String)>,
-    /// Time to live of the lead.
-    lead_ttl: Duration,
     all: Vec<Child>,
 }
 
 const FOLDER: &str = "CASTNET_TEST_FOLDER";
-const SWITCHES: &str = "CASTNET_TEST_SWITCHES";
-const MEMBERS: &str = "CASTNET_TEST_MEMBERS";
-const LEAD_SECONDS: &str = "CASTNET_TEST_LEAD_SECONDS";
+const MEMBER: &str = "CASTNET_TEST_MEMBER";
 const NUMBER: &str = "CASTNET_TEST_NUMBER";
+/// Time to live of the lead: long before the pause, and short for the test, which waits for its end.
+const LEAD_TTL: Duration = Duration::from_secs(10);
 
 /// No test by itself: the process of a controller, of a test below.
 #[test]
@@ -43,20 +38,13 @@ fn process() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let members = std::env::var(MEMBERS).unwrap();
+        let member = std::env::var(MEMBER).unwrap().parse().unwrap();
         let n = std::env::var(NUMBER).unwrap().parse().unwrap();
         let folder = Path::new(&folder);
-        let switches = PathBuf::from(std::env::var(SWITCHES).unwrap());
-        let mut config = Lab::two_tiers_config(&switches);
-        let lead_ttl = Duration::from_secs(std::env::var(LEAD_SECONDS).unwrap().parse().unwrap());
-        if lead_ttl == DEFAULT_LEAD_TTL {
-            // Calls that are held end soon.
-            config.timeouts.switch = Duration::from_secs(1);
-            config.timeouts.reconcile = Duration::from_secs(1);
-        }
+        let mut config = Lab::two_tiers_config(folder);
         config.etcd = Some(EtcdConfig {
-            lead_ttl,
-            ..Cluster::config_of(members.split(',').map(|m| m.parse().unwrap()).collect())
+            lead_ttl: LEAD_TTL,
+            ..Cluster::config_of(vec![member])
         });
         config.store = None;
         config.listen = address(folder, n);
@@ -66,60 +54,25 @@ fn process() {
 }
 
 impl<'l> Processes<'l> {
-    fn start(lab: &'l Lab, cluster: &Cluster, count: usize, lead_ttl: Duration) -> Self {
-        let members = text(&cluster.config().members);
-        let way = (lab.folder.path().to_owned(), members);
-        Self::run(lab, vec![way; count], lead_ttl)
-    }
-
-    /// They reach switches and etcd by `net`, as nodes `c0`, `c1` ..., and bear faults that do not end.
-    pub(crate) fn start_over(net: &mut Net, lab: &'l Lab, cluster: &Cluster, count: usize) -> Self {
-        let etcd = cluster.config().members;
-        let way = |n: usize| {
-            let (folder, members) =
-                net.surround(&format!("c{n}"), lab.folder.path(), &lab.config.switches, &etcd);
-            (folder, text(&members))
+    fn start(lab: &'l Lab, cluster: &Cluster, count: usize) -> Self {
+        let member = cluster.config().members.remove(0).to_string();
+        let spawn = |n: usize| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "failover::process"])
+                .env(FOLDER, lab.folder.path())
+                .env(MEMBER, &member)
+                .env(NUMBER, n.to_string())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap()
         };
-        Self::run(lab, (0..count).map(way).collect(), DEFAULT_LEAD_TTL)
-    }
-
-    fn run(lab: &'l Lab, ways: Vec<(PathBuf, String)>, lead_ttl: Duration) -> Self {
-        let mut processes = Self {
-            lab,
-            ways,
-            lead_ttl,
-            all: Vec::new(),
-        };
-        for n in 0..processes.ways.len() {
-            let process = processes.spawn(n);
-            processes.all.push(process);
-        }
-        processes
-    }
-
-    fn spawn(&self, n: usize) -> Child {
-        Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "failover::process"])
-            .env(FOLDER, self.lab.folder.path())
-            .env(SWITCHES, &self.ways[n].0)
-            .env(MEMBERS, &self.ways[n].1)
-            .env(LEAD_SECONDS, self.lead_ttl.as_secs().to_string())
-            .env(NUMBER, n.to_string())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap()
-    }
-
-    /// Kills one, and starts it again.
-    pub(crate) fn restart(&mut self, n: usize) {
-        self.all[n].kill().unwrap();
-        self.all[n].wait().unwrap();
-        self.all[n] = self.spawn(n);
+        let all = (0..count).map(spawn).collect();
+        Self { lab, all }
     }
 
     /// The controller that leads, other than `not`, and a client of it.
-    pub(crate) async fn leader(&self, not: Option<usize>) -> (usize, Client) {
+    async fn leader(&self, not: Option<usize>) -> (usize, Client) {
         let folder = self.lab.folder.path();
         let all: Vec<Address> = (0..self.all.len()).map(|n| address(folder, n)).collect();
         leader(&all, not).await
@@ -143,11 +96,6 @@ impl Drop for Processes<'_> {
     }
 }
 
-fn text(members: &[Address]) -> String {
-    let members: Vec<String> = members.iter().map(Address::to_string).collect();
-    members.join(",")
-}
-
 pub(crate) async fn exists(client: &Client, group: &str) -> bool {
     client.try_get(group).await.is_ok()
 }
@@ -159,8 +107,7 @@ async fn a_leader_that_was_paused_changes_nothing() {
         return;
     };
     let lab = Lab::two_tiers().await;
-    // Long before the pause, and short for the test, which waits for its end.
-    let processes = Processes::start(&lab, &cluster, 2, Duration::from_secs(10));
+    let processes = Processes::start(&lab, &cluster, 2);
     let (first, mut old) = processes.leader(None).await;
     old.create(lab.given("g", &["h0", "h2"], 17)).await;
     // It is paused between the switches of a group.

@@ -87,21 +87,6 @@ async fn one_switch_that_refuses_leaves_nothing_anywhere() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_group_with_all_connections_given_is_active_or_refused_whole() {
-    let (lab, _controller, mut client) = two_tiers().await;
-    let full = Status::resource_exhausted("the group needs 9 bytes, 3 are left");
-    lab.refuses("leaf0", Some(full));
-    let answer = client.create_group(lab.given("g", &["h0", "h2"], 17)).await;
-    let says = "switches.leaf0: refuses: the group needs 9 bytes, 3 are left";
-    let status = refused_field(answer, Code::ResourceExhausted, "switches.leaf0", says);
-    assert_eq!(status.message(), says);
-    assert!(lab.placed().is_empty());
-    lab.refuses("leaf0", None);
-    let group = client.create(lab.given("g", &["h0", "h2"], 17)).await;
-    assert_eq!(phase(&group), Active);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_join_whose_call_ends_is_withdrawn() {
     let (lab, _controller, mut client) = two_tiers().await;
     client.create(creation("g", &["h0", "h2"])).await;

@@ -4,11 +4,9 @@ use crate::common::ranks::{Rank, all, shown};
 use crate::common::{
     Calls, Lab, creation, last, next, phase, reaches, refused, refused_field, two_tiers, until,
 };
-use crate::restarts::killed_at;
-use castnet_controller::Checkpoint;
 use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase;
-use castnet_proto::v1::GroupPhase::{Active, Failed, Registered};
+use castnet_proto::v1::GroupPhase::{Active, Failed};
 use tonic::Code;
 
 /// A connection with queue pairs for `lanes` lanes, counted from `qpn`.
@@ -121,24 +119,6 @@ async fn a_member_brings_as_many_queue_pairs_as_there_are_lanes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_all_have_left_all_lanes_go_and_come_again() {
-    let (lab, _controller, client) = two_tiers().await;
-    client.create(given(&lab, "g", &["h0", "h1"], 17, 2)).await;
-    assert_eq!(lab.placed(), ["leaf0 g/0.1", "leaf0 g/1.1"]);
-    client.leave("g", "h0").await;
-    reaches(&client, "g", Registered).await;
-    assert!(lab.placed().is_empty());
-    let mut streams = Vec::new();
-    for host in ["h0", "h1"] {
-        streams.push(client.join(joining(&lab, host, 27, 2)).await);
-    }
-    for stream in &mut streams {
-        assert_eq!(phase(&last(stream).await), Active);
-    }
-    assert_eq!(lab.placed(), ["leaf0 g/0.2", "leaf0 g/1.2"]);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_restart_keeps_the_lanes_and_a_switch_gets_all_of_them_again() {
     let (mut lab, controller, client) = two_tiers().await;
     client.create(given(&lab, "g", &["h0", "h2"], 17, 2)).await;
@@ -153,19 +133,6 @@ async fn a_restart_keeps_the_lanes_and_a_switch_gets_all_of_them_again() {
     until("all lanes are there", || lab.placed().len() == 6).await;
     let placed = lab.placed();
     assert!(placed.contains(&"spine0 g/1.1".to_owned()), "{placed:?}");
-}
-
-/// The controller is killed when a switch has its lanes: all have them, once, when it comes back.
-#[tokio::test(start_paused = true)]
-async fn killed_half_way_it_finishes_all_lanes() {
-    for switch in ["leaf1", "spine0", "leaf0"] {
-        let lab = Lab::two_tiers().await;
-        let request = given(&lab, "g", &["h0", "h2"], 17, 2);
-        killed_at(&lab, Checkpoint::Installed(switch.into()), request).await;
-        let (_controller, client) = lab.start().await;
-        reaches(&client, "g", Active).await;
-        lab.all_did(&["+g/0.1", "+g/1.1"], switch);
-    }
 }
 
 fn rank_of(lab: &Lab, rank: u32, lanes: u32) -> v1::InitGroupRequest {
@@ -216,16 +183,4 @@ async fn ranks_have_a_queue_pair_in_each_lane_and_switches_set_memory_aside_for_
     client.destroy("job").await;
     client.destroy("single").await;
     assert!(lab.placed().is_empty());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_collective_group_is_placed_with_all_its_lanes_or_not_at_all() {
-    let lab = Lab::two_tiers().await;
-    lab.switch("leaf1").with(|t| t.refuse_rule = Some("job/1".into()));
-    let (_controller, client) = lab.start().await;
-    let requests = (0..4).map(|rank| rank_of(&lab, rank, 2));
-    let mut ranks = Rank::join_all(&client, requests).await;
-    let seen = all(&mut ranks, CollectivePhase::Refused).await;
-    assert!(seen[0].reason.contains("no room for job/1"), "{}", seen[0].reason);
-    until("nothing is left", || lab.placed().is_empty()).await;
 }

@@ -7,8 +7,8 @@ use castnet_proto::v1::{MemberLoss, MemberPhase};
 use tonic::{Code, Status};
 
 use crate::common::{
-    Call, Calls, Client, Events, Lab, creation, group_until, join_all, moment, next, phases, reaches,
-    refused, two_tiers,
+    Call, Calls, Client, Events, Lab, creation, group_until, join_all, joined_by, moment, next, phases,
+    reaches, refused, two_tiers,
 };
 
 const HOSTS: [&str; 4] = ["h0", "h1", "h2", "h3"];
@@ -272,27 +272,14 @@ fn cores(lab: &Lab, switch: &str) -> Vec<String> {
 
 #[tokio::test(start_paused = true)]
 async fn a_receiver_leaves_a_group_with_a_static_core_and_comes_back() {
-    let mut file = "[[switches]]\nname = \"rt\"\nkind = \"router\"\nports = 4\n".to_owned();
-    let mut links = String::new();
-    for leaf in 0..4 {
-        file += &format!(
-            "[[switches]]\nname = \"leaf{leaf}\"\nports = 2\nmcst_prefix = \"10.21{leaf}.1.0/24\"\n"
-        );
-        let last = leaf + 1;
-        file += &format!(
-            "[[hosts]]\nname = \"h{leaf}\"\nip = \"10.0.0.{last}\"\nmac = \"02:00:00:00:00:0{last}\"\n"
-        );
-        links += &format!(
-            "[[links]]\na = \"leaf{leaf}:0\"\nb = \"h{leaf}\"\n[[links]]\na = \"leaf{leaf}:1\"\nb = \"rt:{leaf}\"\n"
-        );
-    }
+    let mut file = joined_by(&[("rt", "router")], 4, 1);
     for (last, switches) in [
         (1, "\"leaf1\", \"leaf3\""),
         (2, "\"leaf1\", \"leaf2\", \"leaf3\""),
     ] {
-        links += &format!("[[multicast_routes]]\naddress = \"239.1.0.{last}\"\nswitches = [{switches}]\n");
+        file += &format!("[[multicast_routes]]\naddress = \"239.1.0.{last}\"\nswitches = [{switches}]\n");
     }
-    let lab = Lab::new(castnet_topology::Topology::from_toml(&(file + &links)).unwrap()).await;
+    let lab = Lab::new(castnet_topology::Topology::from_toml(&file).unwrap()).await;
     let (controller, client) = lab.start().await;
     let request = v1::CreateGroupRequest {
         distribution: "static".into(),

@@ -1,7 +1,6 @@
 //! All of this crate's tests are one program, so that what they share is compiled once.
 
 mod bulk;
-mod chaos;
 mod co_working;
 mod collective_failures;
 mod collective_places;

@@ -2,8 +2,6 @@
 //! tests of `castnet_proto::convert`.
 
 use crate::common::{Calls, Events, Lab, creation, destruction, refused, refused_field, start, two_tiers};
-use castnet_controller::{Config, Controller, StartError};
-use castnet_proto::transport::Security;
 use castnet_proto::v1;
 use castnet_topology::Topology;
 use tonic::Code;
@@ -169,26 +167,4 @@ async fn an_agent_of_another_switch_is_not_believed() {
     }
     let says = "is the agent of switch \"s0\", not of \"other\"";
     assert!(switch.reason.contains(says), "{}", switch.reason);
-}
-
-#[tokio::test(start_paused = true)]
-async fn plaintext_beyond_this_machine_needs_the_flag() {
-    let listen = "http://0.0.0.0:0".parse().unwrap();
-    let config = Config {
-        listen,
-        ..Config::new(Vec::new())
-    };
-    match Controller::start(config.clone()).await {
-        Err(StartError::Transport(error)) => assert!(error.to_string().contains("--insecure"), "{error}"),
-        other => panic!("{:?}", other.map(|_| ())),
-    }
-    let security = Security {
-        insecure: true,
-        ..Security::default()
-    };
-    Controller::start(Config { security, ..config })
-        .await
-        .unwrap()
-        .stop()
-        .await;
 }

@@ -1,51 +1,21 @@
 //! Running multicast groups whose tree loses a link, in fabrics with routers: members keep the addresses of their switches.
 
-use std::fmt::Write as _;
-
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::Active;
 use castnet_proto::v1::endpoint::NextHop;
 use castnet_topology::Topology;
 
 use crate::collective_places::set_link;
-use crate::common::{Calls, Client, Lab, moment, reaches};
+use crate::common::{Calls, Client, Lab, joined_by, moment, reaches};
 use crate::replan::until;
 
 /// Ports of a leaf after those of its two hosts.
 const FIRST: u32 = 2;
 const SECOND: u32 = 3;
 
-/// Two leaves with two hosts each, joined by two others; each leaf has McstIDs that are routed to it.
-async fn lab(middles: [(&str, &str); 2]) -> Lab {
-    let mut file = String::new();
-    for (name, kind) in middles {
-        let _ = write!(
-            file,
-            "[[switches]]\nname = \"{name}\"\nkind = \"{kind}\"\nports = 2\n"
-        );
-    }
-    for leaf in 0..2 {
-        let _ = write!(
-            file,
-            "[[switches]]\nname = \"leaf{leaf}\"\nports = 4\nmcst_prefix = \"10.21{leaf}.0.0/24\"\n"
-        );
-        for port in 0..2 {
-            let host = 2 * leaf + port;
-            let _ = write!(
-                file,
-                "[[hosts]]\nname = \"h{host}\"\nip = \"10.0.0.{n}\"\nmac = \"02:00:00:00:00:0{n}\"\n\
-                 [[links]]\na = \"leaf{leaf}:{port}\"\nb = \"h{host}\"\n",
-                n = host + 1
-            );
-        }
-        for (port, (name, _)) in (FIRST..).zip(middles) {
-            let _ = write!(
-                file,
-                "[[links]]\na = \"leaf{leaf}:{port}\"\nb = \"{name}:{leaf}\"\n"
-            );
-        }
-    }
-    Lab::new(Topology::from_toml(&file).unwrap()).await
+/// Two leaves with two hosts each, joined by two others.
+async fn lab(others: [(&str, &str); 2]) -> Lab {
+    Lab::new(Topology::from_toml(&joined_by(&others, 2, 2)).unwrap()).await
 }
 
 /// Port and address of the switches that a rule leads to.

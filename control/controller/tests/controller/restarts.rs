@@ -4,27 +4,16 @@ use std::time::Duration;
 
 use crate::common::{
     Calls, Client, Events, Lab, creation, destruction, in_time, reaches, refused, refused_field, start,
-    two_tiers, until,
+    two_tiers,
 };
 use castnet_controller::store::content::{export, import};
 use castnet_controller::store::redb::{RedbStore, content};
 use castnet_controller::store::{Store, Write};
 use castnet_controller::{Checkpoint, Checkpoints, Config};
-use castnet_proto::transport::connect;
 use castnet_proto::v1;
-use castnet_proto::v1::GroupPhase::{Active, Degraded, Failed, Registered};
+use castnet_proto::v1::GroupPhase::{Active, Degraded, Registered};
 use tokio::sync::mpsc;
-use tonic::{Code, Status};
-
-/// The controller is killed when it is at this point, while a group is created.
-pub(crate) async fn killed_at(lab: &Lab, point: Checkpoint, request: v1::CreateGroupRequest) {
-    let (config, mut reached) = stands_still_at(&lab.config, point);
-    let (controller, mut client) = start(config).await;
-    let create = tokio::spawn(async move { client.create_group(request).await });
-    reached.recv().await.unwrap();
-    controller.stop().await;
-    create.await.unwrap().unwrap_err();
-}
+use tonic::Code;
 
 /// The controller is killed at each point of an installation and started again: the group becomes active, each switch
 /// was told once, and nothing is installed twice.
@@ -33,7 +22,13 @@ async fn killed_at_any_point_of_an_installation_it_finishes() {
     let installed = ["leaf1", "spine0", "leaf0"].map(|s| Checkpoint::Installed(s.into()));
     for point in installed.into_iter().chain([Checkpoint::Planned]) {
         let lab = Lab::two_tiers().await;
-        killed_at(&lab, point.clone(), lab.given("g", &["h0", "h2", "h3"], 17)).await;
+        let (config, mut reached) = stands_still_at(&lab.config, point.clone());
+        let (controller, mut client) = start(config).await;
+        let request = lab.given("g", &["h0", "h2", "h3"], 17);
+        let create = tokio::spawn(async move { client.create_group(request).await });
+        reached.recv().await.unwrap();
+        controller.stop().await;
+        create.await.unwrap().unwrap_err();
         let (_controller, client) = lab.start().await;
         let group = reaches(&client, "g", Active).await;
         assert_eq!(group.state.unwrap().generation, 1, "{point:?}");
@@ -63,19 +58,6 @@ async fn killed_at_any_point_of_a_removal_it_finishes() {
         assert!(lab.placed().is_empty(), "{point:?}");
         assert!(client.try_get("g").await.is_err());
     }
-}
-
-/// Half installed, killed, and when it comes back the rest refuses: what was installed is taken back.
-#[tokio::test(start_paused = true)]
-async fn killed_half_way_it_rolls_back_where_the_rest_refuses() {
-    let lab = Lab::two_tiers().await;
-    let point = Checkpoint::Installed("leaf1".into());
-    killed_at(&lab, point, lab.given("g", &["h0", "h2"], 17)).await;
-    assert_eq!(lab.placed(), ["leaf1 g.1"]);
-    lab.refuses("spine0", Some(Status::resource_exhausted("full")));
-    let (_controller, client) = lab.start().await;
-    reaches(&client, "g", Failed).await;
-    assert!(lab.placed().is_empty());
 }
 
 pub(crate) fn stands_still_at(config: &Config, point: Checkpoint) -> (Config, mpsc::UnboundedReceiver<()>) {
@@ -327,26 +309,6 @@ async fn rules_stay_that_the_store_does_not_explain_and_what_it_does_not_want_go
     assert_eq!(client.purge(&controller.owner()).await, ["leaf0 orphan"]);
     assert_eq!(lab.switch("leaf0").groups(), expected[..4]);
     refused(client.try_get("orphan").await, Code::NotFound, "");
-}
-
-/// Somebody removes a rule of ours by hand: it comes back.
-#[tokio::test(start_paused = true)]
-async fn what_is_removed_behind_its_back_comes_back() {
-    let (lab, _controller, client) = two_tiers().await;
-    client.create(lab.given("g", &["h0", "h2"], 17)).await;
-    let mut switches = lab.config.switches.iter();
-    let address = &switches.find(|s| s.name == "leaf1").unwrap().agent;
-    let channel = connect(address, &Default::default()).await.unwrap();
-    let mut agent = v1::agent_client::AgentClient::new(channel);
-    let request = v1::RemoveGroupRequest {
-        mcst_id: "10.200.0.1".into(),
-        owner: None,
-        generation: None,
-    };
-    assert!(agent.remove_group(request).await.unwrap().into_inner().removed);
-    let is_back = || lab.switch("leaf1").changes().len() == 3;
-    until("it comes back", is_back).await;
-    assert_eq!(lab.switch("leaf1").changes(), ["+g.1", "-g.1", "+g.1"]);
 }
 
 #[tokio::test(start_paused = true)]

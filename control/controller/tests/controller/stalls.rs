@@ -1,23 +1,24 @@
-//! Receivers of multicast groups that stall, and what is no such receiver.
+//! Receivers of multicast groups that stall or refuse the stream, and what is no such receiver.
 
 use castnet_proto::v1;
-use castnet_proto::v1::GroupPhase::{Active, Failed};
+use castnet_proto::v1::GroupPhase::Active;
 use castnet_proto::v1::MemberLoss;
 use castnet_proto::v1::MemberPhase::{Expected, Joined};
-use castnet_proto::v1::agent_event::Event::PathStalled;
+use castnet_proto::v1::agent_event::Event::{MemberFailed, PathStalled};
 
 use crate::common::{Calls, Client, Events, Lab, group_until, phases, reaches, two_tiers, until};
 
 const MS: u64 = 1_000_000;
+const EVICT: Option<MemberLoss> = Some(MemberLoss::Evict);
 
 /// h0 sends; h1 is at its leaf, h2 and h3 at leaf1.
-async fn group(lab: &Lab, client: &Client, members: &[&str], policy: Option<MemberLoss>) -> v1::GroupState {
+async fn group(lab: &Lab, client: &Client, policy: Option<MemberLoss>) -> v1::GroupState {
     let request = v1::CreateGroupRequest {
         on_member_stall: policy.map(|then| v1::StallPolicy {
             after_ms: 1000,
-            then: then as i32,
+            then: then.into(),
         }),
-        ..lab.given("g", members, 17)
+        ..lab.given("g", &["h0", "h1", "h2", "h3"], 17)
     };
     client.create(request).await;
     reaches(client, "g", Active).await.state.unwrap()
@@ -60,7 +61,7 @@ async fn arrives(events: &mut Events, wanted: &v1::PathStalled) {
 #[tokio::test(start_paused = true)]
 async fn a_receiver_that_stalls_is_put_out_and_all_learn_why() {
     let (lab, _controller, client) = two_tiers().await;
-    let before = group(&lab, &client, &["h0", "h1", "h2", "h3"], Some(MemberLoss::Evict)).await;
+    let before = group(&lab, &client, EVICT).await;
     assert_eq!(before.on_member_stall.map(|p| p.after_ms), Some(1000));
     let told = lab.rule("leaf1").stall_timeout_ms;
     assert_eq!(told, 1000, "it is reported in time");
@@ -102,7 +103,7 @@ async fn a_receiver_that_stalls_is_put_out_and_all_learn_why() {
 #[tokio::test(start_paused = true)]
 async fn what_does_not_speak_against_the_receiver_changes_nothing() {
     let (lab, _controller, client) = two_tiers().await;
-    let before = group(&lab, &client, &["h0", "h1", "h2", "h3"], Some(MemberLoss::Evict)).await;
+    let before = group(&lab, &client, EVICT).await;
     let mut events = Events::of(&client).await;
     let counts = stalled(&before, "h2");
     type Spoil = fn(&mut v1::PathStalled);
@@ -130,24 +131,102 @@ async fn what_does_not_speak_against_the_receiver_changes_nothing() {
     group_until(&client, "g", |state| state.generation > 1).await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn without_a_policy_a_group_waits_for_a_receiver_that_stalls() {
-    let (lab, _controller, client) = two_tiers().await;
-    let before = group(&lab, &client, &["h0", "h1", "h2"], None).await;
-    assert_eq!(before.on_member_stall, None);
-    let mut events = Events::of(&client).await;
-    let report_of = stalled(&before, "h2");
-    report(&lab, "leaf1", &report_of);
-    arrives(&mut events, &report_of).await;
-    let after = client.get("g").await.state.unwrap();
-    assert_eq!((after.generation, phases(&after)), (1, vec![Joined; 3]));
+/// A switch reports that a receiver has ended its connection, with this AETH syndrome byte. Returns when the controller has the report.
+async fn fails(lab: &Lab, switch: &str, events: &mut Events, failed: v1::MemberFailed) {
+    lab.switch(switch).report(MemberFailed(failed));
+    let is =
+        |event: &v1::controller_event::Event| matches!(event, v1::controller_event::Event::MemberFailed(_));
+    events.until(|event| is(event).then_some(())).await;
 }
 
+fn refusing(group: &v1::GroupState, host: &str, syndrome: u32) -> v1::MemberFailed {
+    v1::MemberFailed {
+        mcst_id: group.mcst_id.clone(),
+        group: group.name.clone(),
+        next_hop: host.into(),
+        syndrome,
+        generation: group.generation,
+        ..Default::default()
+    }
+}
+
+fn holds_naks(lab: &Lab, switch: &str) -> bool {
+    lab.rule(switch).multicast().unwrap().hold_fatal_naks
+}
+
+/// Both failed in one generation: the report of the second is as good after the first was put out.
 #[tokio::test(start_paused = true)]
-async fn a_group_that_fails_with_a_receiver_that_stalls_says_which() {
+async fn receivers_that_refuse_are_put_out_at_once_and_the_others_go_on() {
     let (lab, _controller, client) = two_tiers().await;
-    let before = group(&lab, &client, &["h0", "h1", "h2"], Some(MemberLoss::Fail)).await;
-    report(&lab, "leaf0", &stalled(&before, "h1"));
-    let state = reaches(&client, "g", Failed).await.state.unwrap();
-    assert!(state.reason.starts_with("host h1 stalls"), "{}", state.reason);
+    let before = group(&lab, &client, EVICT).await;
+    assert!(
+        ["leaf0", "spine0", "leaf1"]
+            .iter()
+            .all(|switch| holds_naks(&lab, switch))
+    );
+    let mut events = Events::of(&client).await;
+    let right = refusing(&before, "h3", 0x62);
+    type Spoil = fn(&mut v1::MemberFailed);
+    let no_reports: [(&str, Spoil); 5] = [
+        // A gap.
+        ("leaf1", |f| f.syndrome = 0x60),
+        ("leaf1", |f| f.generation = 0),
+        ("leaf1", |f| f.mcst_id = "10.200.7.7".into()),
+        ("spine0", |f| f.next_hop = "leaf1".into()),
+        // Not there.
+        ("leaf0", |_| {}),
+    ];
+    for (switch, spoil) in no_reports {
+        let mut no_report = right.clone();
+        spoil(&mut no_report);
+        fails(&lab, switch, &mut events, no_report.clone()).await;
+        let state = client.get("g").await.state.unwrap();
+        assert_eq!((state.generation, &*state.reason), (1, ""), "{no_report:?}");
+    }
+    fails(&lab, "leaf1", &mut events, right).await;
+    fails(&lab, "leaf1", &mut events, refusing(&before, "h2", 0x61)).await;
+    let is_without = |state: &v1::GroupState| state.generation == 3 && !state.members[2].put_out.is_empty();
+    let after = group_until(&client, "g", is_without).await.state.unwrap();
+    assert_eq!(phases(&after), [Joined, Joined, Expected, Expected]);
+    assert_eq!(
+        after.members[2].put_out,
+        "host h2 sent a fatal NAK: invalid request"
+    );
+    assert_eq!(
+        after.members[3].put_out,
+        "host h3 sent a fatal NAK: remote access error"
+    );
+    until("h0 sends to h1", || lab.placed() == ["leaf0 g.3"]).await;
+}
+
+/// As when the report of the NAK was lost. It needs neither time nor tries.
+#[tokio::test(start_paused = true)]
+async fn a_path_that_stalls_behind_a_fatal_nak_is_put_out() {
+    let (lab, _controller, client) = two_tiers().await;
+    let before = group(&lab, &client, EVICT).await;
+    let stalls = v1::PathStalled {
+        syndrome: Some(0x63),
+        ..stands_still(&before, "h2", 1)
+    };
+    report(&lab, "leaf1", &stalls);
+    let is_without = |state: &v1::GroupState| !state.members[2].put_out.is_empty();
+    let after = group_until(&client, "g", is_without).await.state.unwrap();
+    assert_eq!(
+        after.members[2].put_out,
+        "host h2 sent a fatal NAK: remote operational error"
+    );
+}
+
+/// The source gets the NAK, and with it the true error.
+#[tokio::test(start_paused = true)]
+async fn a_group_that_does_not_go_on_without_a_receiver_leaves_the_nak_to_the_source() {
+    for policy in [None, Some(MemberLoss::Fail)] {
+        let (lab, _controller, client) = two_tiers().await;
+        let before = group(&lab, &client, policy).await;
+        assert!(!holds_naks(&lab, "leaf1"));
+        let mut events = Events::of(&client).await;
+        fails(&lab, "leaf1", &mut events, refusing(&before, "h2", 0x62)).await;
+        let after = client.get("g").await.state.unwrap();
+        assert_eq!((after.generation, phases(&after)), (1, vec![Joined; 4]));
+    }
 }

@@ -66,19 +66,6 @@ async fn a_tenant_has_as_many_groups_as_its_quota_says() {
     assert_eq!(uses(&client).await, full);
 }
 
-/// Calls at the same time get no more than one at a time would.
-#[tokio::test(start_paused = true)]
-async fn many_at_once_do_not_exceed_it() {
-    let lab = lab(vec![tenant("one", &["*"], Some(5), None)]).await;
-    let (_controller, client) = lab.start().await;
-    let calls = (0..20).map(|n| {
-        let (mut client, request) = (client.clone(), lab.given(&format!("g{n}"), &["h0", "h2"], 17 + n));
-        async move { client.create_group(request).await.is_ok() }
-    });
-    let created = calls.collect::<tokio::task::JoinSet<_>>().join_all().await;
-    assert_eq!(created.into_iter().filter(|ok| *ok).count(), 5);
-}
-
 /// A job counts for the tenant of the first rank that calls, with the slots that it requests.
 #[tokio::test(start_paused = true)]
 async fn a_job_beyond_the_slots_of_its_tenant_is_refused() {

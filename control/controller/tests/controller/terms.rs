@@ -25,14 +25,29 @@ fn on_a_copy(lab: &Lab) -> Config {
     config
 }
 
-/// Waits until the states of all switches say who has taken over.
-async fn refused_everywhere(client: &Client) {
+/// Waits until the states of all switches are so.
+async fn everywhere(client: &Client, is: impl Fn(&v1::SwitchState) -> bool) {
     let mut events = Events::of(client).await;
-    let taken = |s: &v1::SwitchState| !s.reachable && s.reason.contains("another controller has taken over");
-    while !client.topology().await.switches.iter().all(taken) {
+    while !client.topology().await.switches.iter().all(&is) {
         let changed = |event: &_| matches!(event, v1::controller_event::Event::Switch(_)).then_some(());
         events.until(changed).await;
     }
+}
+
+/// Waits until the states of all switches say who has taken over.
+async fn refused_everywhere(client: &Client) {
+    let taken = |s: &v1::SwitchState| !s.reachable && s.reason.contains("another controller has taken over");
+    everywhere(client, taken).await;
+}
+
+/// Exports the lab's store, and imports it again with this epoch.
+async fn import_again(lab: &Lab, epoch: u64) {
+    let path = lab.config.store.as_ref().unwrap();
+    let (text, left_out) = export(&content(path).unwrap());
+    assert!(left_out.is_empty(), "{left_out:?}");
+    let store = RedbStore::open(path).unwrap();
+    import(&store, &text, true, epoch).await.unwrap();
+    store.close().await.unwrap();
 }
 
 /// Each would remove the other's new groups, as they have the same owner.
@@ -116,18 +131,65 @@ async fn an_older_copy_of_the_store_ends_no_group() {
     wrong.stop().await;
 
     // Switches have heard of its epoch: the right one is imported to take over.
-    let path = lab.config.store.as_ref().unwrap();
-    let (text, left_out) = export(&content(path).unwrap());
-    assert!(left_out.is_empty(), "{left_out:?}");
-    let store = RedbStore::open(path).unwrap();
-    import(&store, &text, true, 9).await.unwrap();
-    store.close().await.unwrap();
+    import_again(&lab, 9).await;
     let (right, client) = lab.start().await;
     assert_eq!(right.owner(), owner);
     reaches(&client, "g", Active).await;
     reaches(&client, "later", Active).await;
     assert_eq!(client.purge(&owner).await, ["leaf0 x"]);
     assert_eq!(lab.placed(), before);
+}
+
+/// A wrong store has the switches for some starts, and then the right one is back. After an older copy it has an older epoch than switches
+/// have seen. They refuse it then, and no group ends, until it is imported.
+#[tokio::test(start_paused = true)]
+async fn the_right_store_gets_its_groups_back_after_any_wrong_one() {
+    for wrong in ["empty", "of another controller", "an older copy"] {
+        let mut lab = Lab::two_tiers().await;
+        lab.config.init = wrong != "empty";
+        let mut config = lab.config.clone();
+        config.store = Some(lab.folder.path().join("wrong.redb"));
+        if wrong == "of another controller" {
+            let (other, client) = start(config.clone()).await;
+            client.create(lab.given("x", &["h1", "h3"], 18)).await;
+            reaches(&client, "x", Active).await;
+            other.stop().await;
+        }
+        let (right, client) = lab.start().await;
+        if wrong == "an older copy" {
+            config = on_a_copy(&lab);
+        }
+        client.create(lab.given("g", &["h0", "h2"], 17)).await;
+        reaches(&client, "g", Active).await;
+        let (before, owner) = (lab.placed(), right.owner());
+        right.stop().await;
+        for _ in 0..2 {
+            let (other, client) = start(config.clone()).await;
+            everywhere(&client, |switch| switch.reachable).await;
+            // What it does with the groups that it finds is done.
+            moment().await;
+            other.stop().await;
+        }
+        assert_eq!(lab.placed(), before, "{wrong}");
+
+        let (mut right, mut client) = lab.start().await;
+        if wrong == "an older copy" {
+            refused_everywhere(&client).await;
+            reaches(&client, "g", v1::GroupPhase::Degraded).await;
+            right.stop().await;
+            let refused = Controller::start(lab.config.clone()).await.unwrap_err();
+            assert!(
+                matches!(refused, StartError::Store(StoreError::Refused { epoch: 2 })),
+                "{refused}"
+            );
+            assert_eq!(lab.placed(), before);
+            import_again(&lab, 9).await;
+            (right, client) = lab.start().await;
+        }
+        everywhere(&client, |switch| switch.reachable).await;
+        reaches(&client, "g", Active).await;
+        assert_eq!((lab.placed(), right.owner()), (before, owner), "{wrong}");
+    }
 }
 
 /// A copy of the store of a controller that runs has a larger epoch when it starts: the older controller changes nothing

@@ -46,6 +46,8 @@ pub(super) struct Refusal(u8);
 const SEQUENCE: u8 = 1;
 const RNR: u8 = 2;
 const FATAL: u8 = RNR + 32;
+/// Added to a NAK that the source is not sent.
+const HELD: u8 = 0x80;
 
 impl Refusal {
     pub(super) const NONE: Self = Self(0);
@@ -64,7 +66,7 @@ impl Refusal {
 
     /// The AETH syndrome of the NAK; `None` for no NAK.
     pub(super) const fn syndrome(self) -> Option<Syndrome> {
-        Some(match self.0 {
+        Some(match self.0 & !HELD {
             0 => return None,
             SEQUENCE => Syndrome::Nak(NakCode::PsnSequenceError),
             RNR..FATAL => Syndrome::RnrNak(RnrTimer::new(self.0 - RNR + 1)),
@@ -81,6 +83,19 @@ impl Refusal {
     /// True if it has ended the connection.
     pub(super) const fn is_fatal(self) -> bool {
         self.0 >= FATAL
+    }
+
+    /// The same, but the source is not sent it.
+    pub(super) const fn held(self) -> Self {
+        Self(self.0 | HELD)
+    }
+
+    /// What the source is sent of it.
+    pub(super) const fn to_source(self) -> Self {
+        match self.0 < HELD {
+            true => self,
+            false => Self::NONE,
+        }
     }
 
     /// Clears the NAK because the source has gone back, unless it has ended the connection.
@@ -138,6 +153,20 @@ mod tests {
             let mut refusal = Refusal::of(Syndrome::Nak(code));
             refusal.serve();
             assert_eq!(refusal.is_none(), !code.is_fatal());
+        }
+    }
+
+    /// It has ended the connection as much, and is shown as it is.
+    #[test]
+    fn the_source_is_sent_nothing_of_a_held_refusal() {
+        for code in CODES.into_iter().filter(|code| code.is_fatal()) {
+            let syndrome = Syndrome::Nak(code);
+            let refusal = Refusal::of(syndrome);
+            assert_eq!(refusal.to_source(), refusal);
+            let mut held = refusal.held();
+            held.serve();
+            assert!(held.is_fatal() && held.to_source().is_none());
+            assert_eq!(held.syndrome(), Some(syndrome));
         }
     }
 

@@ -7,7 +7,7 @@ use super::repair::Repair;
 use super::stall::Tries;
 use super::switching::Switching;
 use super::{Effect, Effects, Event, MulticastConfig, MulticastStatus, PathStatus, Signal, TimerReason};
-use crate::path::{PATHS_MAX, PathId};
+use crate::path::{PATHS_MAX, PathId, Paths};
 use crate::prefetch::Prefetch;
 use alloc::boxed::Box;
 use alloc::vec;
@@ -36,7 +36,8 @@ const WINDOW_MAX: i32 = 1 << 20;
 /// paper's single MePSN loses the NAK of one path when a lower one of another path is received or served. A NAK is sent once, when
 /// AggAckPSN reaches the PSN before it (checked on ACKs and on NAKs, M2), until the source goes back. Of several refusals of a PSN the
 /// strongest is sent: one that ends the connection, then the longest RNR wait, then a gap. One that ends the connection is kept, because
-/// its receiver does not repeat it, and sent each time the source goes back to that PSN or requests an acknowledgement.
+/// its receiver does not repeat it, and sent each time the source goes back to that PSN or requests an acknowledgement. That of a path which
+/// the group can do without is held ([`with_held_naks`](Self::with_held_naks)).
 ///
 /// Congestion. Of the CNPs of the paths, those of the most congested path are sent to the source ([`Event::Cnp`], M4).
 ///
@@ -73,6 +74,8 @@ pub(super) struct Rare {
     pub(super) repair: Option<Box<Repair>>,
     pub(super) tries: Tries,
     pub(super) cnps: CnpFilter,
+    /// Paths whose NAKs are held if they end the connection. `None`: no path.
+    holds: Option<Box<Paths>>,
 }
 
 /// How the machine has come to know the start of its stream.
@@ -134,8 +137,17 @@ impl Multicast {
                 repair: None,
                 tries: Tries::NONE,
                 cnps: CnpFilter::new(paths),
+                holds: None,
             }),
         }
+    }
+
+    /// Lets a new machine hold NAKs of these paths that end their connections: they are stored, and never sent to the source. Such a path
+    /// acknowledges no more, so AggAckPSN stays before what it has refused (M1) until a machine without the path [carries on](Self::carry_on).
+    #[must_use]
+    pub fn with_held_naks(mut self, paths: impl IntoIterator<Item = PathId>) -> Self {
+        self.rare.holds = Some(Box::new(paths.into_iter().collect()));
+        self
     }
 
     /// Whether only CNPs of the most congested path are sent to the source (M4), which is the default. False: all of them.
@@ -382,7 +394,8 @@ impl Multicast {
             None => 0,
         };
         let repair = self.rare.repair.as_ref().map_or(0, |repair| repair.bytes());
-        size_of::<Rare>() + special + repair + self.rare.cnps.heap_bytes()
+        let holds = self.rare.holds.as_deref().map_or(0, size_of_val);
+        size_of::<Rare>() + special + repair + holds + self.rare.cnps.heap_bytes()
     }
 
     fn on_data(&mut self, now: Nanos, from: PathId, psn: Psn, ack_request: bool, out: &mut Effects) {
@@ -546,7 +559,10 @@ impl Multicast {
         if !psn.is_after(self.agg_ack) {
             return;
         }
-        let refusal = Refusal::of(syndrome);
+        let refusal = match Refusal::of(syndrome) {
+            fatal if fatal.is_fatal() && self.holds(from) => fatal.held(),
+            refusal => refusal,
+        };
         let ack = if refusal.is_none() { psn } else { psn.prev() };
         if psn.is_after(self.newest) {
             return match self.is_ahead(psn) {
@@ -628,7 +644,7 @@ impl Multicast {
                 (first, strongest) = (i, Refusal::NONE);
             }
             self.lowest += 1;
-            strongest = strongest.max(entry.refusal);
+            strongest = strongest.max(entry.refusal.to_source());
         }
         self.agg_ack = before.add(least);
         if let Some(repair) = self.rare.repair.as_deref_mut() {
@@ -637,10 +653,11 @@ impl Multicast {
         (first, strongest)
     }
 
+    /// The refusal that the source is sent.
     fn refusal(&self) -> Refusal {
         let lowest = self.entries().filter(|(_, entry)| entry.ack() == self.agg_ack);
         lowest
-            .map(|(_, entry)| entry.refusal)
+            .map(|(_, entry)| entry.refusal.to_source())
             .max()
             .unwrap_or(Refusal::NONE)
             .max(self.own_refusal())
@@ -700,6 +717,10 @@ impl Multicast {
         } else {
             None
         }
+    }
+
+    fn holds(&self, path: PathId) -> bool {
+        self.rare.holds.as_ref().is_some_and(|paths| paths.contains(path))
     }
 
     pub(super) fn progress(&mut self, now: Nanos) {

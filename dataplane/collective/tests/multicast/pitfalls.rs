@@ -309,6 +309,34 @@ fn a_fatal_nak_is_repeated_to_a_source_that_comes_back() {
     assert_eq!(s.retransmit(WRAP + 1), [replicate(&[1])]);
 }
 
+/// One receiver that refuses ends the stream for nobody else: the source goes back, and gets neither its NAK nor an ACK of what it lacks.
+/// Without it the stream goes on from there.
+#[test]
+fn a_held_nak_is_not_sent_and_acknowledges_nothing_more() {
+    let mut s = Switch::new(4, 0);
+    s.machine = s.machine.with_held_naks([path(1)]);
+    s.data(0, 5);
+    s.feedback(2, ack(4).msn(2));
+    s.feedback(3, nak(3).msn(2));
+    assert_eq!(s.feedback(1, fatal(2).msn(1)), [ack(1).msn(1).up(0)]);
+    assert_eq!(s.feedback(1, fatal(2)), [Effect::Absorb]);
+    assert!(s.machine.has_failed(path(1)));
+    assert_eq!(s.status().paths[0].refusal, Some(fatal(2).syndrome));
+    for psn in [0, 1] {
+        assert_eq!(s.retransmit_asking(psn), [ack(1).msn(1).up(0)]);
+    }
+    assert_eq!(s.retransmit_asking(2), [replicate(&[1])]);
+    assert_eq!(s.feedback(3, ack(4).msn(2)), [Effect::Absorb]);
+    // Of a path that is not named, as one to a switch, it is sent.
+    s.data(5, 1);
+    assert_eq!(s.feedback(2, fatal(5).msn(2)), [Effect::Absorb]);
+    let mut without = Switch::new(3, 0);
+    let kept = [(0, 0), (1, 2), (2, 3)].map(|(now, before)| (path(now), path(before)));
+    without.machine.carry_on(&s.machine, kept);
+    let both = [ack(4).msn(2).up(0), fatal(5).msn(2).up(0)];
+    assert_eq!(without.retransmit_asking(2), both);
+}
+
 #[test]
 fn only_the_source_sends_data_and_only_the_others_answer() {
     let mut s = Switch::new(3, 0);

@@ -77,6 +77,32 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    /// A receiver ends its connection with a NAK, which may be lost or repeated: the source gets no such NAK and no ACK of what the receiver
+    /// lacks, and when the receiver is taken out at any time, all others get everything.
+    #[test]
+    fn a_receiver_that_refuses_ends_the_stream_for_nobody_else(
+        shape in shape(),
+        start in start(),
+        total in 1i64..40,
+        ack_every in 1i64..9,
+        slots in prop_oneof![Just(0u16), Just(128)],
+        (host, at) in (0usize..16, 0i64..40),
+        chances in prop::collection::vec(prop_oneof![20 => chance(false), 1 => Just(Chance::Evict)], 0..500),
+    ) {
+        let mut tree = Tree::repairing(&shape, start, total, ack_every, slots);
+        let host = host % tree.receivers.len();
+        tree.break_receiver(host, at);
+        let tree = run(tree, Vec::new(), chances)?;
+        for (other, receiver) in tree.receivers.iter().enumerate() {
+            prop_assert_eq!(tree.evicted.contains(&other), receiver.broken);
+            prop_assert_eq!(receiver.expected, if receiver.broken { at } else { total });
+        }
+    }
+}
+
 /// One loss on the way to one host of many: one NAK reaches the source, the packet is delivered without a time-out.
 #[test]
 fn one_loss_is_one_nak_and_no_time_out() {

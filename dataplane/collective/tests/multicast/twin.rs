@@ -155,6 +155,7 @@ proptest! {
         source in 0u8..2,
         start in prop_oneof![Just(0i64), (Psn::MODULUS as i64 - 12)..(Psn::MODULUS as i64 + 3), Just((1 << 23) - 5)],
         told in prop::bool::weighted(0.8),
+        holds in prop::collection::btree_set(0u8..7, 0..7),
         draws in prop::collection::vec(draw(), 0..120),
     ) {
         let config = MulticastConfig {
@@ -164,7 +165,10 @@ proptest! {
             stall_timeout: Nanos::ZERO,
         };
         let mut switch = Switch::with(config);
+        let held = holds.iter().map(|index| path(*index));
+        switch.machine = switch.machine.with_held_naks(held);
         let mut twin = Twin::new(paths, source, told.then_some(start));
+        twin.holds = holds;
         for draw in draws {
             let step = step(draw, &twin, source, start);
             prop_assert_eq!(switch.event(event(step)), twin.handle(step), "{:?} {:?}", step, twin);

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char};
 use std::fs;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
@@ -161,7 +162,19 @@ fn init(arguments: &[String]) -> Result<(), Reason> {
         sys::cn_log_to(log);
         sys::rte_eal_init(count, pointers.leak().as_mut_ptr())
     };
-    if started < 0 { Err(reason(-1)) } else { Ok(()) }
+    let outcome = if started < 0 { Err(reason(-1)) } else { Ok(()) };
+    // SAFETY: reads a zero-terminated string of DPDK, which exists forever.
+    let folder = text(unsafe { sys::rte_eal_get_runtime_dir() });
+    remove_empty(Path::new(&folder));
+    outcome
+}
+
+/// Removes the folder that DPDK makes at each start, such as /run/dpdk/rte, and the one around it. With our arguments it puts nothing there.
+/// Those in which other processes have files stay.
+fn remove_empty(folder: &Path) {
+    for folder in [Some(folder), folder.parent()].into_iter().flatten() {
+        let _ = fs::remove_dir(folder);
+    }
 }
 
 fn arguments(config: &EalConfig, hugepages: bool, megabytes: usize) -> Vec<String> {
@@ -268,5 +281,22 @@ mod tests {
         assert_eq!(other.join().unwrap(), "");
         assert_eq!(reason(-95).log, refused.trim());
         assert_eq!(reason(-95).log, "", "told once");
+    }
+
+    #[test]
+    fn a_folder_with_files_of_others_stays() {
+        let run = tempfile::tempdir().unwrap();
+        let around = run.path().join("dpdk");
+        let (ours, other) = (around.join("rte"), around.join("other"));
+        fs::create_dir_all(&ours).unwrap();
+        fs::create_dir(&other).unwrap();
+        remove_empty(&ours);
+        assert!(!ours.exists() && other.exists());
+        fs::write(other.join("config"), "").unwrap();
+        remove_empty(&other);
+        assert!(other.join("config").exists());
+        fs::remove_file(other.join("config")).unwrap();
+        remove_empty(&other);
+        assert!(!around.exists() && run.path().exists());
     }
 }

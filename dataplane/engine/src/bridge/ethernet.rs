@@ -2,26 +2,26 @@
 
 use core::ops::Range;
 
-use castnet_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, TAGS_MAX};
+use castnet_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, TAGS_MAX, set_macs};
 use castnet_wire::ipv4::{self, PROTOCOL_UDP};
 use castnet_wire::udp::ROCE_PORT;
 use castnet_wire::{
-    DropReason, Ethernet, FrameBuf, IpAddrs, Ipv4, MacAddr, Nanos, Parsed, PortId, RoceHeader, VlanTag,
-    parse_frame,
+    DropReason, Ethernet, FrameBuf, Ipv4, MacAddr, Nanos, Parsed, PortId, RoceHeader, VlanTag, parse_frame,
 };
 
 use crate::address;
 use crate::bridge::Bridging;
 use crate::egress::Egress;
 use crate::group::rewrite::set_destination;
+use crate::observe::counters::Counters;
 use crate::observe::events::EventKind;
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
-use crate::output::Output;
+use crate::output::copies::Copies;
 use crate::output::cx::Cx;
+use crate::output::{Output, Ports};
 use crate::port_set::PortSet;
 use crate::tables::fdb::Learned;
 use crate::tables::route::{Flow, Hop, Routed};
-use castnet_wire::ethernet::set_macs;
 
 const PROTOCOL_TCP: u8 = 6;
 
@@ -175,7 +175,7 @@ impl Bridging<'_> {
         Verdict::Switched
     }
 
-    /// Sends to all flood ports but the ingress port: the frame itself to the last port, copies to the others.
+    /// Sends to all flood ports but the ingress port.
     fn flood<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
@@ -194,7 +194,7 @@ impl Bridging<'_> {
             .into_iter()
             .filter(|p| packet <= self.output.ports.mtu(*p))
             .collect();
-        let Some(last) = fitting.0.checked_ilog2().and_then(|bit| PortId::new(bit as u8)) else {
+        if fitting.is_empty() {
             let reason = if candidates.is_empty() {
                 DropReason::NoPort
             } else {
@@ -203,30 +203,18 @@ impl Bridging<'_> {
             return cx.drop(Stage::Switch, reason, || {
                 format!("{why}, and no port to flood to takes it")
             });
-        };
+        }
         cx.observer.step(|| {
             let ports: Vec<String> = fitting.into_iter().map(|p| p.to_string()).collect();
             Step::new(Stage::Switch, format!("flood to ports {}", ports.join(", ")), why)
         });
-        for port in fitting.without(last) {
-            match cx.egress.replicate(port, &frame, 0) {
-                Some(copy) => {
-                    self.output.counters.totals.copies += 1;
-                    cx.send(&mut self.output.counters, port, copy);
-                }
-                None => self.output.counters.totals.copies_lost += 1,
-            }
-        }
-        cx.send(&mut self.output.counters, last, frame);
+        let Output { ports, counters, .. } = &mut *self.output;
+        let to = fitting.into_iter().map(|port| (port, None));
+        send_by_all(cx, (ports, counters), Copies::new(frame, 0), to);
         Verdict::Flooded
     }
 
-    fn route<E: Egress, O: Observer>(
-        &mut self,
-        cx: &mut Cx<'_, E, O>,
-        l3: usize,
-        mut frame: E::Buf,
-    ) -> Verdict {
+    fn route<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, l3: usize, frame: E::Buf) -> Verdict {
         let packet = frame.head().get(l3..).unwrap_or_default();
         let (ip, header_len) = match Ipv4::parse(packet) {
             Ok(parsed) => parsed,
@@ -244,12 +232,22 @@ impl Bridging<'_> {
             });
         }
         let flow = flow(&ip, packet.get(header_len..).unwrap_or_default());
+        self.route_packet(cx, (l3, ip, flow), frame)
+    }
+
+    /// Of a packet at `l3` that was parsed and verified.
+    fn route_packet<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        (l3, ip, flow): (usize, Ipv4, Flow),
+        mut frame: E::Buf,
+    ) -> Verdict {
         let (hop, prefix, of) = match self.own.tables.routes.lookup(&flow, self.output.ports.up) {
             Routed::Hop { hop, prefix, of } => (hop, prefix, of),
             Routed::All { hops, prefix } => {
                 return replicate(cx, self.output, (l3, &ip), (hops, prefix), frame);
             }
-            Routed::Copies(addresses) => return self.copies(cx, addresses, frame),
+            Routed::Copies(addresses) => return self.copies(cx, addresses, (ip, flow), frame),
             Routed::NoRoute
                 if ip.dst.is_multicast() && (flow.protocol, flow.dst_port) == (PROTOCOL_UDP, ROCE_PORT) =>
             {
@@ -312,6 +310,7 @@ impl Bridging<'_> {
         &mut self,
         cx: &mut Cx<'_, E, O>,
         addresses: Range<u32>,
+        packet: (Ipv4, Flow),
         frame: E::Buf,
     ) -> Verdict {
         let parsed = parse_frame(frame.head(), frame.length());
@@ -323,25 +322,24 @@ impl Bridging<'_> {
         let last = addresses.end.saturating_sub(1);
         for at in addresses.start..last {
             let copy = cx.egress.gather(cx.ingress, &frame.segments());
-            let totals = match copy.map(|copy| self.copy(cx, header, at, copy)) {
+            let totals = match copy.map(|copy| self.copy(cx, (header, packet), at, copy)) {
                 Some(Verdict::Routed) => &mut self.output.counters.totals.copies,
                 Some(_) | None => &mut self.output.counters.totals.copies_lost,
             };
             *totals += 1;
         }
-        self.copy(cx, header, last, frame)
+        self.copy(cx, (header, packet), last, frame)
     }
 
     fn copy<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
-        header: &RoceHeader,
+        (header, (ip, flow)): (&RoceHeader, (Ipv4, Flow)),
         at: u32,
         mut frame: E::Buf,
     ) -> Verdict {
-        let routes = &self.own.tables.routes;
-        let to = routes.copy_to(at).filter(|to| !routes.copies(*to));
-        let (IpAddrs::V4 { dst, .. }, Some(to)) = (header.ip, to) else {
+        let (routes, dst) = (&self.own.tables.routes, ip.dst);
+        let Some(to) = routes.copy_to(at).filter(|to| !routes.copies(*to)) else {
             return cx.drop(Stage::Route, DropReason::NoRoute, || {
                 "copies of copies are not made".into()
             });
@@ -351,14 +349,46 @@ impl Bridging<'_> {
             Step::new(Stage::Route, format!("dst {to} instead of {dst}"), why)
         });
         set_destination(&mut frame, header, dst, to);
-        self.route(cx, header.l3, frame)
+        let (ip, flow) = (Ipv4 { dst: to, ..ip }, Flow { dst: to, ..flow });
+        self.route_packet(cx, (header.l3, ip, flow), frame)
+    }
+}
+
+/// Sends a frame by all these ports, with the next hop's Ethernet address if there is one: copies, and the frame itself by the last one.
+fn send_by_all<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    (ports, counters): (&Ports, &mut Counters),
+    mut copies: Copies<E::Buf, Option<MacAddr>>,
+    to: impl Iterator<Item = (PortId, Option<MacAddr>)>,
+) {
+    let send = |cx: &mut Cx<'_, E, O>,
+                counters: &mut Counters,
+                (port, mac): (PortId, Option<MacAddr>),
+                mut frame: E::Buf| {
+        if let Some(mac) = mac {
+            set_macs(frame.head_mut(), mac, ports.mac(port));
+        }
+        cx.send(counters, port, frame);
+    };
+    for (port, mac) in to {
+        match copies.add(cx.egress, port, mac) {
+            Some((port, mac, Some(copy))) => {
+                counters.totals.copies += 1;
+                send(cx, counters, (port, mac), copy);
+            }
+            Some((_, _, None)) => counters.totals.copies_lost += 1,
+            None => {}
+        }
+    }
+    if let Some((port, mac, frame)) = copies.finish() {
+        send(cx, counters, (port, mac), frame);
     }
 }
 
 /// Most routers behind one that replicates. Rules of relays can lead a forged packet round, where each round makes copies.
 const COPIES_TTL_MAX: u8 = 16;
 
-/// A static replicate rule: copies to all hops but those at the ingress port, the frame itself to the last one.
+/// A static replicate rule: to all hops but those at the ingress port.
 fn replicate<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
     output: &mut Output,
@@ -373,44 +403,30 @@ fn replicate<E: Egress, O: Observer>(
         ipv4::lower_ttl(packet, COPIES_TTL_MAX);
     }
     let Output { ports, counters, .. } = output;
-    let (length, mut refusal) = (usize::from(ip.total_len), DropReason::SamePort);
-    let mut waiting: Option<Hop> = None;
-    let mut sent = 0;
-    let ingress = cx.ingress;
-    for &hop in hops.iter().filter(|hop| hop.port != ingress) {
-        if !ports.up.contains(hop.port) || length > ports.mtu(hop.port) {
-            refusal = match ports.up.contains(hop.port) {
-                true => DropReason::TooLong,
-                false => DropReason::PortDown,
-            };
-            counters.totals.copies_lost += 1;
-            continue;
-        }
-        let Some(hop) = waiting.replace(hop) else {
-            continue;
+    let (length, ingress) = (usize::from(ip.total_len), cx.ingress);
+    let others = hops.iter().filter(|hop| hop.port != ingress);
+    let fits = |hop: &&Hop| ports.up.contains(hop.port) && length <= ports.mtu(hop.port);
+    let lost = others.clone().filter(|hop| !fits(hop)).count();
+    counters.totals.copies_lost += lost as u64;
+    let to = others.clone().filter(fits);
+    let taking = to.clone().count();
+    if taking == 0 {
+        let reason = match others.last() {
+            None => DropReason::SamePort,
+            Some(hop) if ports.up.contains(hop.port) => DropReason::TooLong,
+            Some(_) => DropReason::PortDown,
         };
-        match cx.egress.replicate(hop.port, &frame, l3) {
-            Some(mut copy) => {
-                sent += 1;
-                counters.totals.copies += 1;
-                set_macs(copy.head_mut(), hop.mac, ports.mac(hop.port));
-                cx.send(counters, hop.port, copy);
-            }
-            None => counters.totals.copies_lost += 1,
-        }
-    }
-    let Some(hop) = waiting else {
-        return cx.drop(Stage::Route, refusal, || {
+        return cx.drop(Stage::Route, reason, || {
             format!("no next hop of the /{prefix} of {} takes it", ip.dst)
         });
-    };
+    }
     cx.observer.step(|| {
-        let decision = format!("to {} next hops", sent + 1);
+        let decision = format!("to {taking} next hops");
         let why = format!("{} matches a /{prefix} that replicates", ip.dst);
         Step::new(Stage::Route, decision, why)
     });
-    set_macs(frame.head_mut(), hop.mac, ports.mac(hop.port));
-    cx.send(counters, hop.port, frame);
+    let to = to.map(|hop| (hop.port, Some(hop.mac)));
+    send_by_all(cx, (ports, counters), Copies::new(frame, l3), to);
     Verdict::Routed
 }
 

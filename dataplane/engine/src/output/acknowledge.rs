@@ -11,7 +11,7 @@ use castnet_wire::ipv4::ChecksumDelta;
 use castnet_wire::layout::{self, PACKET_HEADERS};
 use castnet_wire::roce::ICRC_LEN;
 use castnet_wire::udp::ROCE_PORT;
-use castnet_wire::{Aeth, Bth, FrameBuf, Ipv4, Opcode, PortId, Psn, Qpn, RoceHeader, Udp, icrc};
+use castnet_wire::{Aeth, Bth, FrameBuf, Ipv4, Opcode, PortId, Psn, Qpn, RoceHeader, Syndrome, Udp, icrc};
 
 use crate::egress::Egress;
 use crate::observe::trace::{Observer, Stage, Step};
@@ -222,6 +222,34 @@ pub(crate) fn feedback<E: Egress, O: Observer>(
     }
     output.counters.totals.originated += 1;
     Some(frame)
+}
+
+/// Sends a message with the headers of an ACK: a PSN, and a number in the MSN field of its AETH. Returns false, and counts a loss, without
+/// buffer or if the port is down. `explain` returns whom it is for, and why.
+#[cold]
+pub(crate) fn send_message<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    output: &mut Output,
+    hop: (PortId, u16),
+    link: &LinkHeader,
+    to: &Address,
+    (opcode, psn, number): (Opcode, Psn, u32),
+    explain: impl FnOnce() -> (String, String),
+) -> bool {
+    let aeth = Aeth {
+        syndrome: Syndrome::Ack,
+        msn: number,
+    };
+    let addresses = (&AckTemplate::of(to, opcode), to);
+    let Some(frame) = feedback(cx, output, hop, link, addresses, Some((psn, aeth)), None) else {
+        return false;
+    };
+    cx.observer.step(|| {
+        let (whom, why) = explain();
+        Step::new(Stage::Feedback, format!("{opcode} for {whom}"), why)
+    });
+    cx.send(&mut output.counters, hop.0, frame);
+    true
 }
 
 #[cold]

@@ -1,6 +1,7 @@
 //! Ports, next hops and counters for sending frames of all kinds.
 
 pub(crate) mod acknowledge;
+pub(crate) mod copies;
 pub(crate) mod cx;
 
 use std::sync::Arc;

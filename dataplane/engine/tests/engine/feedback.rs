@@ -275,6 +275,49 @@ fn a_member_that_fails_again_and_again_is_told_once() {
     assert_eq!(said, [(118, Syndrome::Ack), (119, fatal)]);
 }
 
+/// The controller is to put the receiver out: the source gets nothing of its NAK. A switch above does not decide for those below it.
+#[test]
+fn a_fatal_nak_that_is_held_is_told_and_not_sent() {
+    let fatal = Syndrome::Nak(NakCode::RemoteAccessError);
+    let (acked, refused) = ((100, Syndrome::Ack), (101, fatal));
+    for (refuses, wanted) in [(2, vec![acked]), (3, vec![acked, refused])] {
+        let mut engine = engine(4);
+        let group = rule(vec![host(0), host(1), host(2), switch(3)]);
+        install(
+            &mut engine,
+            &group.with_multicast(|kind| kind.hold_fatal_naks = true),
+        );
+        for psn in 100..103 {
+            feed(&mut engine, T0, 0, &send(psn, &[1; 64]));
+        }
+        for other in (1..4).filter(|other| *other != refuses) {
+            assert_eq!(
+                feed(&mut engine, T0, other, &ack(other, 102, 3, Syndrome::Ack)),
+                []
+            );
+        }
+        let mut again = DataFrame::new(Opcode::SendOnly, 100, &[1; 64]);
+        again.ack_request = true;
+        for (from, frame) in [(refuses, ack(refuses, 101, 1, fatal)), (0, again.bytes())] {
+            let sent = feed(&mut engine, T0, from, &frame);
+            assert!(sent.iter().all(|(port, _)| *port == 0), "{sent:?}");
+            let said: Vec<_> = sent
+                .iter()
+                .map(|(_, frame)| (said(frame).0, said(frame).1))
+                .collect();
+            assert_eq!(said, wanted, "from {from}");
+        }
+        let kinds = core::iter::from_fn(|| engine.pop_event()).map(|event| event.kind);
+        let failed = EventKind::MemberFailed {
+            mcst_id: MCST,
+            generation: 1,
+            endpoint: refuses as u16,
+            syndrome: 0x62,
+        };
+        assert_eq!(kinds.collect::<Vec<_>>(), [failed]);
+    }
+}
+
 /// Two members send in turn while a third one wants to, too.
 #[test]
 fn members_that_compete_displace_no_other_events() {

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use castnet_console::output::remark;
+use castnet_member::fallback::PathReport;
 use castnet_member::{Member, MemberConfig, MemberError, Outside, Source, StreamReceiver};
 
 use super::{FallbackArg, Ways};
@@ -29,14 +30,12 @@ fn text(outside: &[Outside]) -> String {
     each.collect::<Vec<_>>().join(", ")
 }
 
-/// Waits for the receivers outside, after the stream.
-pub(super) fn await_outside(source: &mut Member<'_, Source>) -> Result<(), MemberError> {
-    source.await_outside(&mut |outside| {
-        remark(&format!(
-            "all others have it; waits for what the tree does not reach: {}",
-            text(outside)
-        ));
-    })
+/// A source waits for the receivers outside, after the stream.
+pub(super) fn remark_waiting(outside: &[Outside]) {
+    remark(&format!(
+        "all others have it; waits for what the tree does not reach: {}",
+        text(outside)
+    ));
 }
 
 /// What becomes of the way of a stream while some receivers are outside.
@@ -76,7 +75,7 @@ impl Watched {
     ) -> Result<Option<Ways>, MemberError> {
         let mut ways = self.ways(bytes, &source.outside());
         let waits = Instant::now();
-        await_outside(source)?;
+        source.await_outside(&mut remark_waiting)?;
         let waited: Duration = waits.elapsed();
         Ok((!ways.is_plain()).then(|| {
             ways.note_waited(waited);

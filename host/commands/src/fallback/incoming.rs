@@ -6,9 +6,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
+use castnet_member::fallback::{Check, Destination, Pattern, begun};
 use castnet_member::{Messages, OpenStream, StreamHeader, StreamSummary};
 
-use super::checks::{Check, Pattern, begun};
 use crate::sink::{Sink, Target};
 
 /// The target of a stream, and what it has.
@@ -26,9 +26,6 @@ pub(crate) struct Incoming<'t> {
     /// All has arrived, and this is its file.
     whole: Option<(StreamSummary, Option<PathBuf>)>,
 }
-
-/// Writes into the target of a stream.
-pub(crate) struct Writer<'i, 't>(&'i RefCell<Incoming<'t>>);
 
 impl<'t> Incoming<'t> {
     pub(crate) fn new(target: &'t Target) -> RefCell<Self> {
@@ -60,15 +57,6 @@ impl<'t> Incoming<'t> {
         self.checks
     }
 
-    /// Begins a stream in a group. An earlier one that was not ended is removed, unless this goes on with it.
-    pub(crate) fn open<'i>(this: &'i RefCell<Self>, header: &StreamHeader) -> io::Result<Writer<'i, 't>> {
-        let mut incoming = this.borrow_mut();
-        if incoming.stream.is_none() {
-            incoming.set_sink(header)?;
-        }
-        Ok(Writer(this))
-    }
-
     fn set_sink(&mut self, header: &StreamHeader) -> io::Result<()> {
         // The file of an earlier one is removed first: it may have the same name.
         (self.sink, self.kept) = (None, None);
@@ -76,18 +64,6 @@ impl<'t> Incoming<'t> {
         self.kept = sink.kept()?;
         self.sink = Some(sink);
         Ok(())
-    }
-
-    /// Whether what has come can be read.
-    pub(super) fn keeps(&self) -> bool {
-        self.kept.is_some()
-    }
-
-    /// Reads what has come, from an offset on. Returns how many bytes: 0 at the end of what is there.
-    pub(crate) fn read_kept(&mut self, offset: u64, out: &mut [u8]) -> io::Result<usize> {
-        self.flush()?;
-        let kept = self.kept.as_ref().ok_or(io::ErrorKind::Unsupported)?;
-        kept.read_at(out, offset)
     }
 
     /// The bytes from this one on came from another member.
@@ -105,27 +81,6 @@ impl<'t> Incoming<'t> {
         if self.stream.is_none() && self.whole.is_none() {
             self.stream = stream;
         }
-    }
-
-    /// The stream goes on from host to host with this header, if nothing of it has come.
-    pub(super) fn begin(&mut self, header: StreamHeader) -> io::Result<()> {
-        if self.stream.is_none() && self.whole.is_none() {
-            self.set_sink(&header)?;
-            self.stream = Some(OpenStream::new(header));
-        }
-        Ok(())
-    }
-
-    /// Bytes of the stream that are written.
-    pub(super) fn position(&self) -> u64 {
-        let whole = self.whole.as_ref().map(|(summary, _)| summary.bytes);
-        whole.unwrap_or_else(|| self.stream.as_ref().map_or(0, OpenStream::bytes))
-    }
-
-    /// What has come from host to host.
-    pub(super) fn summary(&self) -> Option<StreamSummary> {
-        let whole = self.whole.as_ref().map(|(summary, _)| summary.clone());
-        whole.or_else(|| Some(self.stream.as_ref()?.summary()))
     }
 
     /// All has arrived: the file appears. Returns its path.
@@ -154,12 +109,43 @@ impl Write for Incoming<'_> {
     }
 }
 
-impl Write for Writer<'_, '_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.borrow_mut().write(bytes)
+impl Destination for Incoming<'_> {
+    fn open(&mut self, header: &StreamHeader) -> io::Result<()> {
+        match self.stream {
+            None => self.set_sink(header),
+            Some(_) => Ok(()),
+        }
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        self.0.borrow_mut().flush()
+    fn begin(&mut self, header: StreamHeader) -> io::Result<()> {
+        if self.stream.is_none() && self.whole.is_none() {
+            self.set_sink(&header)?;
+            self.stream = Some(OpenStream::new(header));
+        }
+        Ok(())
+    }
+
+    fn position(&self) -> u64 {
+        let whole = self.whole.as_ref().map(|(summary, _)| summary.bytes);
+        whole.unwrap_or_else(|| self.stream.as_ref().map_or(0, OpenStream::bytes))
+    }
+
+    fn keeps(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    fn read_kept(&mut self, offset: u64, out: &mut [u8]) -> io::Result<usize> {
+        self.flush()?;
+        let kept = self.kept.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        kept.read_at(out, offset)
+    }
+
+    fn summary(&self) -> Option<StreamSummary> {
+        let whole = self.whole.as_ref().map(|(summary, _)| summary.clone());
+        whole.or_else(|| Some(self.stream.as_ref()?.summary()))
+    }
+
+    fn complete(&mut self, summary: StreamSummary) -> io::Result<()> {
+        self.keep(summary).map(drop)
     }
 }

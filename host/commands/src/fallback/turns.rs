@@ -6,16 +6,15 @@ use std::time::{Duration, Instant};
 use castnet_comm::{Collectives, Communicator};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, remark};
+use castnet_member::fallback::{
+    Course, Outgoing, Ranks, Receiving, Retry, Sending, cannot_send, ends, joining_within,
+};
 use castnet_member::{Hosts, MemberConfig, MemberError, Transferred};
 use castnet_rnic::Rnic;
 
-use super::course::{Course, Retry};
-use super::meeting::joining_within;
-use super::receiving::Receiving;
-use super::sending::Sending;
-use super::{FallbackArg, GuardArgs, Incoming, Outgoing, Ranks, Refused, Ways, close, ends};
+use super::{FallbackArg, GuardArgs, Incoming, Refused, Ways, close, failed, not_all, show};
 use crate::report::TransferReport;
-use crate::{MemberArgs, Stop, Stopped};
+use crate::{MemberArgs, Stop, Stopped, failure};
 
 /// What to do after an error in the group: all go on from host to host, or it is an error.
 pub(crate) type Instead<'a> = &'a dyn Fn(MemberError) -> Result<Refused, MemberError>;
@@ -136,14 +135,17 @@ impl Refused {
             }
             ranks.source = source;
             let report = if source == hosts.rank() {
-                let mut outgoing = match held.outgoing.take() {
-                    Some(outgoing) => outgoing,
-                    None => (turns.open)()?,
-                };
+                let opened = held.outgoing.take().map_or_else(turns.open, Ok);
+                let mut outgoing = opened.inspect_err(|failure| {
+                    // The others do not wait for it.
+                    if let Err(error) = cannot_send(&mut hosts, &ranks, &failure.what) {
+                        tracing::warn!(%error, "not reported");
+                    }
+                })?;
                 let bar = output.byte_bar(outgoing.header.length);
-                let mut sending = Sending {
-                    host: &args.name,
-                    ways: Ways::new(outgoing.begun, outgoing.position(), &reason),
+                let mut ways = Ways::new(outgoing.begun, outgoing.position(), &reason);
+                let sending = Sending {
+                    path: &mut ways,
                     guard: None,
                     config: config.clone(),
                     patience: Duration::ZERO,
@@ -153,10 +155,12 @@ impl Refused {
                     // The group is tried between two turns.
                     course: Course::new(Duration::ZERO, None),
                     start: Instant::now(),
-                    bar,
+                    progress: &mut |bytes| bar.set_position(bytes),
                 };
-                let summary = sending.run()?;
-                let (ways, elapsed) = (sending.ways, outgoing.begun.elapsed());
+                let sent = sending.run();
+                bar.finish_and_clear();
+                let summary = sent.map_err(|error| failed(&ranks, error))?;
+                let elapsed = outgoing.begun.elapsed();
                 let sent = Transferred { summary, elapsed };
                 TransferReport::of_stream(args, "source", sent, None, hosts.rnic()).by(Some(ways))
             } else {
@@ -164,18 +168,22 @@ impl Refused {
                 let incoming = begun.map_or_else(|| (turns.incoming)(turn), |(_, incoming)| incoming);
                 let start = Instant::now();
                 let (in_group, _) = incoming.borrow().came();
-                let mut receiving = Receiving {
-                    host: &args.name,
-                    ways: Ways::new(start, in_group, &reason),
+                let (mut ways, bar) = (Ways::new(start, in_group, &reason), output.byte_bar(None));
+                let receiving = Receiving {
+                    path: &mut ways,
                     config: config.clone(),
                     patience: Duration::ZERO,
                     ranks: &mut ranks,
                     hosts: &mut hosts,
                     incoming: &incoming,
-                    bar: output.byte_bar(None),
+                    progress: &mut |length, bytes| show(&bar, length, bytes),
                 };
-                let (summary, path) = receiving.run()?;
-                let (ways, elapsed) = (receiving.ways, start.elapsed());
+                let received = receiving.run();
+                bar.finish_and_clear();
+                let summary = received.map_err(|error| failed(&ranks, error))?;
+                let path = incoming.borrow_mut().keep(summary.clone());
+                let path = path.map_err(failure::sink)?;
+                let elapsed = start.elapsed();
                 let received = Transferred { summary, elapsed };
                 TransferReport::of_stream(args, "receiver", received, path, hosts.rnic()).by(Some(ways))
             };
@@ -201,7 +209,7 @@ fn agree(
     let mut all = vec![0; 2 * usize::from(hosts.size())];
     hosts
         .allgather((&[turn as u64, may_try.into()][..], &mut all[..]))
-        .map_err(|error| ranks.failed(error))?;
+        .map_err(|error| not_all(ranks, error))?;
     let (over, tries): (Vec<u64>, Vec<u64>) = all.as_chunks().0.iter().map(|[over, may]| (over, may)).unzip();
     let next = next_turn(&over, order).ok_or_else(|| {
         Failure::failed(format!(

@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 use castnet_console::output::remark;
 use castnet_console::units::bytes;
 use castnet_member::Outside;
+use castnet_member::fallback::PathReport;
 use serde::Serialize;
+
+use super::co_working::remark_waiting;
 
 /// The ways of a transfer that was not only in its group.
 #[derive(Clone, Debug, Serialize)]
@@ -69,21 +72,6 @@ impl Ways {
         }
     }
 
-    /// Notes receivers that the tree of the group does not reach.
-    pub(super) fn note_outside(&mut self, outside: &[Outside]) {
-        for out in outside {
-            let line = OutsideLine {
-                host: out.host.clone(),
-                via: out.via.clone(),
-                why: out.reason.clone(),
-            };
-            match self.outside.iter_mut().find(|known| known.host == line.host) {
-                Some(known) => *known = line,
-                None => self.outside.push(line),
-            }
-        }
-    }
-
     /// From a byte on, this receiver got the stream of `all` bytes from another member.
     pub(super) fn came_from(&mut self, at_byte: u64, all: u64, (at, why): (Instant, &str)) {
         self.bytes_in_group = self.bytes_in_group.min(at_byte);
@@ -94,10 +82,6 @@ impl Ways {
             after_seconds: at.duration_since(self.begun).as_secs_f64(),
             why: why.to_owned(),
         });
-    }
-
-    pub(super) fn note_passed_on(&mut self, bytes: u64) {
-        self.bytes_passed_on += bytes;
     }
 
     pub(super) fn note_waited(&mut self, waited: Duration) {
@@ -116,32 +100,6 @@ impl Ways {
             after_seconds: self.begun.elapsed().as_secs_f64(),
             why: why.to_owned(),
         });
-    }
-
-    /// Bytes that all have got in the group, as is found later.
-    pub(super) fn add_in_group(&mut self, bytes: u64) {
-        self.bytes_in_group += bytes;
-    }
-
-    pub(super) fn add_between_hosts(&mut self, bytes: u64) {
-        self.bytes_between_hosts += bytes;
-    }
-
-    /// The group is tried.
-    pub(super) fn tries_group(&mut self, host: &str, at_byte: u64) {
-        remark(&format!("{host}: tries its group again, from byte {at_byte} on"));
-        self.change("group", at_byte, "tried again");
-    }
-
-    /// The group was left, after so many bytes. `why`: not because the stream ended.
-    pub(super) fn leaves_group(&mut self, host: &str, (at_byte, bytes): (u64, u64), why: Option<&str>) {
-        self.bytes_in_group += bytes;
-        if let Some(why) = why {
-            remark(&format!(
-                "{host}: {why}; goes on from host to host, from byte {at_byte} on"
-            ));
-            self.change("hosts", at_byte, why);
-        }
     }
 
     /// Why it went from host to host first.
@@ -164,5 +122,52 @@ impl Ways {
             text += &format!("; {host} got it from {via}: {why}");
         }
         text
+    }
+}
+
+impl PathReport for Ways {
+    fn note_outside(&mut self, outside: &[Outside]) {
+        for out in outside {
+            let line = OutsideLine {
+                host: out.host.clone(),
+                via: out.via.clone(),
+                why: out.reason.clone(),
+            };
+            match self.outside.iter_mut().find(|known| known.host == line.host) {
+                Some(known) => *known = line,
+                None => self.outside.push(line),
+            }
+        }
+    }
+
+    fn note_passed_on(&mut self, bytes: u64) {
+        self.bytes_passed_on += bytes;
+    }
+
+    fn add_in_group(&mut self, bytes: u64) {
+        self.bytes_in_group += bytes;
+    }
+
+    fn add_between_hosts(&mut self, bytes: u64) {
+        self.bytes_between_hosts += bytes;
+    }
+
+    fn tries_group(&mut self, host: &str, at_byte: u64) {
+        remark(&format!("{host}: tries its group again, from byte {at_byte} on"));
+        self.change("group", at_byte, "tried again");
+    }
+
+    fn leaves_group(&mut self, host: &str, (at_byte, bytes): (u64, u64), why: Option<&str>) {
+        self.bytes_in_group += bytes;
+        if let Some(why) = why {
+            remark(&format!(
+                "{host}: {why}; goes on from host to host, from byte {at_byte} on"
+            ));
+            self.change("hosts", at_byte, why);
+        }
+    }
+
+    fn waits_for(&mut self, outside: &[Outside]) {
+        remark_waiting(outside);
     }
 }

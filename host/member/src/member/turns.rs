@@ -6,7 +6,7 @@ use std::time::Duration;
 use castnet_rnic::stream::{self, StreamError, StreamHeader, StreamReceiver};
 use castnet_wire::Psn;
 
-use super::{Member, Transferred, Turns};
+use super::{Member, Transferred, TurnHooks};
 use crate::error::MemberError;
 use crate::safeguard::{Safeguard, Unsent};
 
@@ -72,7 +72,7 @@ impl Member<'_, StreamReceiver> {
         let first = self.side.messages();
         let mut late = self.late.take();
         let (is_bridged, mut is_noted) = (self.psns.is_none(), false);
-        let turns = Turns {
+        let turns = TurnHooks {
             take: &mut |rnic, side: &mut StreamReceiver, sender, step| {
                 // Its turn is now, and those that receive it discard it.
                 while let Some(before) = &mut late {

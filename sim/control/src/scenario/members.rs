@@ -1,4 +1,4 @@
-//! Hosts that die. The groups in which they receive wait for them, go on without them or fail, as their policies say.
+//! Hosts that die or refuse. The groups in which they receive wait for them, go on without them or fail, as their policies say.
 
 use std::time::Duration;
 
@@ -29,7 +29,8 @@ pub(super) fn wrongly_put_out(group: &v1::GroupState) -> Option<&str> {
 }
 
 impl World {
-    /// A receiver of a group that carries messages dies: its host has no link any more. A controller that leads may be killed meanwhile.
+    /// A receiver of a group that carries messages dies: its host has no link any more. Or, where the group goes on without it, it ends its
+    /// connection with a fatal NAK. A controller that leads may be killed meanwhile.
     pub(super) async fn lose_host(&mut self, step: u64) -> Result<(), String> {
         let (begins, policy) = *self.random.one(&POLICIES);
         let name = format!("{begins}{step}");
@@ -50,9 +51,14 @@ impl World {
         let mut stream = Stream::open(&mut self.frames.lock(), &group, self.qpn)?;
         self.goes_on(&mut stream, &name).await?;
         let (link, _, _) = self.topology.attachment(lost).ok_or("a host without a link")?;
-        self.log.line(format_args!("{lost} dies, a receiver of {name}"));
+        let refuses = policy == Some(MemberLoss::Evict) && step.is_multiple_of(2);
+        let what = if refuses { "refuses" } else { "dies" };
+        self.log.line(format_args!("{lost} {what}, a receiver of {name}"));
         let mark = self.mark()?;
-        self.set_link(link, false);
+        match refuses {
+            true => stream.refuse(lost),
+            false => self.set_link(link, false),
+        }
         if self.random.below(2) == 0 {
             self.kill_leader().await;
         }
@@ -65,7 +71,10 @@ impl World {
                 }
             }
             Some(_) => {
-                let is_out = |member: &MemberState| member.host == lost && !member.put_out.is_empty();
+                let why = if refuses { "fatal NAK" } else { "" };
+                let is_out = |member: &MemberState| {
+                    member.host == lost && !member.put_out.is_empty() && member.put_out.contains(why)
+                };
                 let is_without = |state: &v1::GroupState| state.members.iter().any(is_out);
                 self.until(&mut stream, &name, is_without).await?;
                 stream.leave(&mut self.frames.lock(), lost);
@@ -77,8 +86,10 @@ impl World {
                 self.until(&mut stream, &name, waits).await?;
             }
         }
-        self.log.line(format_args!("{lost} is back"));
-        self.set_link(link, true);
+        if !refuses {
+            self.log.line(format_args!("{lost} is back"));
+            self.set_link(link, true);
+        }
         if policy.is_none() {
             self.goes_on(&mut stream, &name).await?;
         }

@@ -117,6 +117,7 @@ impl Scenario {
             carries_on: None,
             any_source: None,
             repair: repair(seed),
+            hold_fatal_naks: false,
             source: 0,
         });
         let links = topology

@@ -1,8 +1,14 @@
 //! A group that the switches cannot install: its members send from host to host, or fail.
 
+use std::fs::{self, File};
+use std::io::Write;
+use std::time::{Duration, Instant};
+
 use anyhow::{Result, ensure};
 use castnet_e2e::lab::{self, STAR, digest, write_random};
 use castnet_e2e::{Lab, Transfer};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 
 use crate::turns;
 
@@ -107,6 +113,48 @@ fn checks(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Nobody writes into the pipe that is sent for longer than a member waits for a step.
+fn idle_pipe(lab: &Lab) -> Result<()> {
+    let (give_up, idle) = (["--fallback-give-up", "5s"], Duration::from_secs(8));
+    lab.create_group(&transfer("idle"))?;
+    let pipe = lab.folder().join("idle.pipe");
+    mkfifo(&pipe, Mode::S_IRWXU)?;
+    let mut writer = File::options().read(true).write(true).open(&pipe)?;
+    writer.write_all(b"12345")?;
+    let mut all = Vec::new();
+    for host in RECEIVERS {
+        let out = lab.folder().join(format!("idle.{host}"));
+        let to = out.to_string_lossy();
+        let process = lab.start_host(
+            host,
+            "receive",
+            "idle",
+            &[&give_up[..], &["--out", &*to]].concat(),
+        )?;
+        all.push((process, out.clone()));
+    }
+    let from = pipe.to_string_lossy();
+    let mut source = lab.start_host(
+        "h1",
+        "send",
+        "idle",
+        &[&give_up[..], &["--file", &*from]].concat(),
+    )?;
+    let part = lab.folder().join("idle.h2.castnet-part");
+    let receiver = &mut all[0].0;
+    receiver.wait_until("the begin of the stream", |_| part.exists())?;
+    let begun = Instant::now();
+    receiver.wait_until("the end of the pause", |_| begun.elapsed() >= idle)?;
+    writer.write_all(b"67890")?;
+    drop(writer);
+    source.succeed()?;
+    for (process, out) in &mut all {
+        process.succeed()?;
+        ensure!(fs::read(&*out)? == b"1234567890", "{}", out.display());
+    }
+    Ok(())
+}
+
 #[test]
 fn what_the_switches_have_no_room_for_goes_from_host_to_host_over_links_that_lose() {
     let extra = [&FULL[..], &["--fault", "loss=1%,seed=42"]].concat();
@@ -117,6 +165,7 @@ fn what_the_switches_have_no_room_for_goes_from_host_to_host_over_links_that_los
             between_hosts(lab, group, size)?;
         }
         checks(lab)?;
+        idle_pipe(lab)?;
         turns::from_host_to_host(lab, &["h1", "h2", "h3", "h4"], &["h4", "h1", "h3", "h3"])
     });
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use castnet_e2e::Lab;
-use castnet_e2e::lab::{self, TWO_TIERS};
+use castnet_e2e::lab::{self, STAR, TWO_TIERS};
 use castnet_e2e::process::Process;
 use serde_json::Value;
 
@@ -246,4 +246,66 @@ fn a_turn_that_cannot_begin_takes_no_report_with_it() {
         ensure!(lab::digest(&out.join("001-h1"))? == taking.sent[0]);
         Ok(())
     });
+}
+
+/// Takes turns from host to host, which fail at all three hosts: one has the error `own`, and the others say `why`. `begin` is called before a
+/// host is started, and `begun` when it has checked its flags.
+fn fail_between_hosts(
+    lab: &Lab,
+    order: &[&str],
+    begin: impl Fn(&str) -> Result<()>,
+    begun: impl Fn(&str) -> Result<()>,
+    (host, own, why): (&str, &str, &str),
+) -> Result<()> {
+    let hosts = &HOSTS[..3];
+    create(lab, hosts, &["--any-source"])?;
+    let taking = Taking::start(lab, hosts, order, |n, flags| {
+        begin(hosts[n])?;
+        let qps = lab.folder().join(format!("{}.qps", hosts[n]));
+        let to = qps.to_string_lossy();
+        let flags = [&GIVE_UP[..], &["--qp-file", &*to], flags].concat();
+        let mut process = lab.start_host(hosts[n], "turns", "turns", &flags)?;
+        process.wait_until("its queue pair", |_| qps.exists())?;
+        begun(hosts[n])?;
+        fs::remove_file(&qps)?;
+        Ok(process)
+    })?;
+    for ((mut process, _), at) in taking.members.into_iter().zip(hosts) {
+        ensure!(!process.wait()?.success(), "{}", process.output());
+        let (output, expected) = (process.output(), if *at == host { own } else { why });
+        ensure!(output.contains(expected), "{at}: {output}");
+    }
+    let controller = lab.socket("controller");
+    lab.castnet(&["group", "destroy", "turns", "--controller", &controller])
+        .map(drop)
+}
+
+/// From host to host, nobody waits for one whose file cannot be opened: all learn which host it is.
+#[test]
+fn hosts_that_cannot_open_their_files_are_named_to_the_others() {
+    lab::in_lab(
+        "turns between hosts that fail",
+        STAR,
+        &["--memory", "1KiB"],
+        |lab| {
+            // Gone when its turn comes.
+            let gone = |host: &str| -> Result<()> {
+                if host == "h2" {
+                    fs::remove_file(lab.folder().join("h2.bin"))?;
+                }
+                Ok(())
+            };
+            let failed = ("h2", "cannot read", "h2 cannot send: cannot read");
+            fail_between_hosts(lab, &["h1", "h2"], |_| Ok(()), gone, failed)?;
+            // A folder is where its file is to be written.
+            let taken = |host: &str| -> Result<()> {
+                if host == "h3" {
+                    fs::create_dir_all(lab.folder().join("h3.out/001-h1.castnet-part"))?;
+                }
+                Ok(())
+            };
+            let failed = ("h3", "001-h1.castnet-part", "h3 cannot write what it receives");
+            fail_between_hosts(lab, &["h1"], taken, |_| Ok(()), failed)
+        },
+    );
 }

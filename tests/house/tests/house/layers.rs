@@ -36,7 +36,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("endpoint", &["wire"]),
     ("rnic", &["endpoint", "port"]),
     ("comm", &["rnic", "proto", "reduce"]),
-    ("member", &["mrp", "rnic", "proto"]),
+    ("member", &["comm", "mrp"]),
     ("replicate", &["member"]),
     ("runner", &["comm"]),
     ("local", &["runner"]),

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::config::SwitchConfig;
 use crate::state::Reach;
-use crate::state::core::tests::{core, join, write};
+use crate::state::core::tests::{core, join};
 use crate::state::journal::Batch;
 use castnet_topology::Topology;
 use castnet_wire::McstId;
@@ -604,19 +604,4 @@ fn changes_of_others_keep_no_work_waiting() {
     world.pass(Duration::ZERO);
     world.take();
     assert_eq!(world.asked.len(), 1, "it is removed");
-}
-
-/// The helper of the other tests of the state does what a write does.
-#[test]
-fn a_write_lets_the_work_go_on() {
-    let mut core = World::new().core;
-    core.seat_rank(join("a", 0, 2, ""), "h").map(drop).unwrap();
-    core.seat_rank(join("a", 1, 2, ""), "h").map(drop).unwrap();
-    write(&mut core);
-    core.handle_timeout();
-    assert!(
-        core.effects
-            .iter()
-            .any(|effect| matches!(effect, Effect::Plan(_)))
-    );
 }

@@ -42,9 +42,9 @@ impl Facts {
         report.neighbours.iter().filter_map(wrong).collect()
     }
 
-    /// The ports that lead to other switches.
-    pub(super) fn inner_ports(&self) -> BTreeSet<(&str, u8)> {
-        let mut inner = BTreeSet::new();
+    /// The ports that lead to other switches; and, without a file, those of which only the other end says so, which may be a host.
+    pub(super) fn inner_ports(&self) -> [BTreeSet<(&str, u8)>; 2] {
+        let (mut inner, mut claimed) = (BTreeSet::new(), BTreeSet::new());
         for (switch, (_, report)) in &self.switches {
             for neighbour in &report.neighbours {
                 let Who::Switch { name, .. } = &neighbour.who else {
@@ -58,10 +58,13 @@ impl Facts {
                 if is_believed || self.file.is_none() {
                     inner.insert((switch.as_str(), neighbour.port));
                 }
-                // One end is enough: the other one may have been restarted a moment ago, and hears nobody yet.
                 let far = self.far_end(neighbour).filter(|_| is_believed);
                 if let Some(End::Switch { port, .. }) = far {
-                    inner.insert((name.as_str(), port));
+                    let at_far_end = match self.file {
+                        Some(_) => &mut inner,
+                        None => &mut claimed,
+                    };
+                    at_far_end.insert((name.as_str(), port));
                 }
             }
         }
@@ -79,7 +82,7 @@ impl Facts {
                 inner.extend([(switch.as_str(), *port), (other.as_str(), *far)]);
             }
         }
-        inner
+        [inner, claimed]
     }
 
     /// Whether what LLDP says at a port is believed; a host could say that it is a switch. With a file it is where that has a switch or a
@@ -117,7 +120,7 @@ impl Facts {
     }
 
     /// Whether a port hears another one by LLDP.
-    fn hears(&self, near: &End, far: &End) -> bool {
+    pub(super) fn hears(&self, near: &End, far: &End) -> bool {
         self.heard_at(near).any(|heard| heard.as_ref() == Some(far))
     }
 

@@ -63,7 +63,7 @@ fn a_member_has_one_timer_however_often_its_lease_runs() {
     }
     assert_eq!(core.poll_timeout(), Some(core.now + lease));
     let has = |core: &Core| {
-        let timers = &core.group("c").expect("a group").live.timers;
+        let timers = &core.group("c").expect("a group").timers;
         timers.time(&rank).is_some()
     };
     core.now += lease - Duration::from_millis(1);
@@ -183,9 +183,9 @@ fn apply(core: &mut Core, name: &str, change: Change) {
         }
         Change::Call(at, stands) => {
             if stands {
-                entry.live.present.insert(at.into(), 1);
+                entry.present.insert(at.into(), 1);
             } else {
-                entry.live.present.remove(&u16::from(at));
+                entry.present.remove(&u16::from(at));
             }
         }
         Change::Planned(planned) => {

@@ -1,8 +1,7 @@
-//! etcd: the model, or a cluster of servers, as processes that listen at Unix sockets. Each has a folder, where it finds the sockets of
-//! its peers.
+//! etcd: the model, or a server as a process that listens at Unix sockets in its folder.
 
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
 
@@ -12,16 +11,17 @@ use tempfile::TempDir;
 use tokio::time::sleep;
 
 use castnet_sim_control::etcd::EtcdModel;
-use castnet_sim_control::net::Net;
 
 /// Pause between looks at who leads.
 pub(crate) const POLL: Duration = Duration::from_millis(10);
 /// Time to live of a lead that a loaded machine does not end: see [`Etcd::end_lead`].
-pub(crate) const LASTING: Duration = Duration::from_secs(20);
+const LASTING: Duration = Duration::from_secs(20);
 /// The key of the lead.
-pub(crate) const LEADER: &str = "castnet/leader";
+const LEADER: &str = "castnet/leader";
+/// Where a server has its clients, relative to its folder.
+const CLIENTS: &str = "unix://c0:0";
 
-/// A cluster, real or not.
+/// etcd, real or not.
 pub(crate) trait Etcd {
     fn config(&self) -> EtcdConfig;
 
@@ -60,47 +60,34 @@ pub(crate) async fn store(config: &EtcdConfig) -> EtcdStore {
     }
 }
 
+/// A server of etcd itself, which ends with this.
 pub(crate) struct Cluster {
     folder: TempDir,
-    servers: Vec<Option<Child>>,
+    server: Child,
 }
 
 impl Cluster {
     /// `None`: there is no etcd here; the test `test` is skipped.
     pub(crate) fn start(test: &str) -> Option<Self> {
-        let mut cluster = Self::new(test, 1)?;
-        cluster.run();
+        let (cluster, mut output) = Self::spawn(test, CLIENTS, &[])?;
+        await_line(&mut output, "ready to serve client requests");
+        drain(output);
         Some(cluster)
     }
 
-    /// As [`Cluster::start`], with so many members, which are connected by `net`, as nodes `e0`, `e1` ...
-    pub(crate) fn start_over(net: &mut Net, test: &str, size: usize) -> Option<Self> {
-        let mut cluster = Self::new(test, size)?;
-        let all = (0..size).flat_map(|n| (0..size).map(move |m| (n, m)));
-        for (n, m) in all.filter(|(n, m)| n != m) {
-            let (at, target) = (cluster.path(n, "p", m), cluster.path(m, "p", m));
-            net.link(&format!("e{n}"), &format!("e{m}"), &at, target);
-        }
-        cluster.run();
-        Some(cluster)
-    }
-
-    /// One member that serves over TLS, and only clients with certificates of the authority; with its port.
+    /// One that serves over TLS, and only clients with certificates of the authority; with its port.
     pub(crate) fn over_tls(test: &str, tls: &TlsFiles) -> Option<(Self, u16)> {
-        let mut cluster = Self::new(test, 1)?;
-        let any = "https://127.0.0.1:0";
-        let mut output = cluster.spawn(
-            0,
+        let (cluster, mut output) = Self::spawn(
+            test,
+            "https://127.0.0.1:0",
             &[
-                &format!("--listen-client-urls={any}"),
-                &format!("--advertise-client-urls={any}"),
                 "--enable-grpc-gateway=false",
                 "--client-cert-auth",
                 &format!("--trusted-ca-file={}", tls.ca.display()),
                 &format!("--cert-file={}", tls.cert.display()),
                 &format!("--key-file={}", tls.key.display()),
             ],
-        );
+        )?;
         let line = await_line(&mut output, "serving client");
         let port = line.rsplit_once("127.0.0.1:").unwrap().1;
         let digits = port.find(|c: char| !c.is_ascii_digit()).unwrap_or(port.len());
@@ -108,7 +95,7 @@ impl Cluster {
         Some((cluster, port[..digits].parse().unwrap()))
     }
 
-    fn new(test: &str, size: usize) -> Option<Self> {
+    fn spawn(test: &str, clients: &str, more: &[&str]) -> Option<(Self, BufReader<ChildStderr>)> {
         let lacks = |program, version| {
             let quiet = Command::new(program)
                 .arg(version)
@@ -131,75 +118,34 @@ impl Cluster {
             false => tempfile::tempdir(),
         };
         let folder = folder.unwrap();
-        for n in 0..size {
-            std::fs::create_dir(folder.path().join(n.to_string())).unwrap();
-        }
-        let servers = (0..size).map(|_| None).collect();
-        Some(Self { folder, servers })
-    }
-
-    fn run(&mut self) {
-        let outputs: Vec<_> = (0..self.servers.len()).map(|n| self.spawn(n, &[])).collect();
-        for output in outputs {
-            await_readiness(output);
-        }
-    }
-
-    /// The socket of member `m` in the folder of member `n`, for clients (`c`) or for peers (`p`).
-    fn path(&self, n: usize, kind: &str, m: usize) -> PathBuf {
-        self.folder.path().join(format!("{n}/{kind}{m}:0"))
-    }
-
-    fn spawn(&mut self, n: usize, more: &[&str]) -> BufReader<ChildStderr> {
-        let peer = |n| format!("s{n}=unix://p{n}:0");
-        let all: Vec<String> = (0..self.servers.len()).map(peer).collect();
-        let (client, peer) = (format!("unix://c{n}:0"), format!("unix://p{n}:0"));
         let args = [
-            ["--name", &format!("s{n}")],
+            ["--name", "s0"],
             ["--data-dir", "data"],
-            ["--listen-client-urls", &client],
-            ["--advertise-client-urls", &client],
-            ["--listen-peer-urls", &peer],
-            ["--initial-advertise-peer-urls", &peer],
-            ["--initial-cluster", &all.join(",")],
+            ["--listen-client-urls", clients],
+            ["--advertise-client-urls", clients],
+            ["--listen-peer-urls", "unix://p0:0"],
+            ["--initial-advertise-peer-urls", "unix://p0:0"],
+            ["--initial-cluster", "s0=unix://p0:0"],
         ];
-        for kind in ["c", "p"] {
-            // That of a server that was killed.
-            let _ = std::fs::remove_file(self.path(n, kind, n));
-        }
         let mut server = Command::new("etcd")
             .args(args.as_flattened())
             .args(more)
-            .current_dir(self.folder.path().join(n.to_string()))
+            .current_dir(folder.path())
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         let output = BufReader::new(server.stderr.take().unwrap());
-        self.servers[n] = Some(server);
-        output
-    }
-
-    /// As `kill -9`.
-    pub(crate) fn kill(&mut self, n: usize) {
-        if let Some(mut server) = self.servers[n].take() {
-            server.kill().unwrap();
-            server.wait().unwrap();
-        }
-    }
-
-    pub(crate) fn restart(&mut self, n: usize) {
-        let output = self.spawn(n, &[]);
-        await_readiness(output);
+        Some((Self { folder, server }, output))
     }
 
     /// Runs a command of etcd's own client.
     fn etcdctl(&self, args: &[&str]) {
         let status = Command::new("etcdctl")
-            .args(["--endpoints", "unix://c0:0"])
+            .args(["--endpoints", CLIENTS])
             .args(args)
             .env("ETCDCTL_API", "3")
-            .current_dir(self.folder.path().join("0"))
+            .current_dir(self.folder.path())
             .stdout(Stdio::null())
             .status();
         assert!(status.unwrap().success());
@@ -219,8 +165,7 @@ impl Cluster {
 
 impl Etcd for Cluster {
     fn config(&self) -> EtcdConfig {
-        let member = |n| Address::Unix(self.path(n, "c", n));
-        Self::config_of((0..self.servers.len()).map(member).collect())
+        Self::config_of(vec![Address::Unix(self.folder.path().join("c0:0"))])
     }
 
     fn end_lead(&self) {
@@ -230,12 +175,6 @@ impl Etcd for Cluster {
     fn compact(&self, revision: i64) {
         self.etcdctl(&["compact", &revision.to_string()]);
     }
-}
-
-/// Returns when a server serves, and reads what else it logs.
-fn await_readiness(mut output: BufReader<ChildStderr>) {
-    await_line(&mut output, "ready to serve client requests");
-    drain(output);
 }
 
 fn await_line(output: &mut BufReader<ChildStderr>, wanted: &str) -> String {
@@ -253,8 +192,7 @@ fn drain(mut output: BufReader<ChildStderr>) {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        for n in 0..self.servers.len() {
-            self.kill(n);
-        }
+        let _ = self.server.kill();
+        let _ = self.server.wait();
     }
 }

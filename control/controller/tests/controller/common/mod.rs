@@ -635,6 +635,33 @@ impl Lab {
     }
 }
 
+/// A topology file: `leaf0` ... with so many hosts each, and a link of each to each of the others, names and kinds of which are given.
+/// McstIDs are routed to leaf N: 10.21N.0.0/24. The first ports of a leaf lead to its hosts.
+pub(crate) fn joined_by(others: &[(&str, &str)], leaves: usize, hosts: usize) -> String {
+    let mut file = String::new();
+    for (name, kind) in others {
+        file += &format!("[[switches]]\nname = \"{name}\"\nkind = \"{kind}\"\nports = {leaves}\n");
+    }
+    for leaf in 0..leaves {
+        let ports = hosts + others.len();
+        file += &format!(
+            "[[switches]]\nname = \"leaf{leaf}\"\nports = {ports}\nmcst_prefix = \"10.21{leaf}.0.0/24\"\n"
+        );
+        for port in 0..hosts {
+            let host = hosts * leaf + port;
+            let n = host + 1;
+            file += &format!(
+                "[[hosts]]\nname = \"h{host}\"\nip = \"10.0.0.{n}\"\nmac = \"02:00:00:00:00:0{n}\"\n\
+                 [[links]]\na = \"leaf{leaf}:{port}\"\nb = \"h{host}\"\n"
+            );
+        }
+        for (port, (name, _)) in (hosts..).zip(others) {
+            file += &format!("[[links]]\na = \"leaf{leaf}:{port}\"\nb = \"{name}:{leaf}\"\n");
+        }
+    }
+    file
+}
+
 fn config(folder: &Path, switches: Vec<SwitchConfig>, topology: &Topology) -> Config {
     let mut config = Config::new(switches);
     config.topology = Some(topology.clone());

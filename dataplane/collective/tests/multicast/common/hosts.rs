@@ -99,6 +99,10 @@ pub struct Receiver {
     nak_sent: bool,
     /// Packets for which no receive will be posted when they first come.
     pub not_ready: BTreeSet<i64>,
+    /// It ends its connection with a NAK of this packet.
+    pub breaks_at: Option<i64>,
+    /// It has, and is silent.
+    pub broken: bool,
 }
 
 impl Receiver {
@@ -108,8 +112,15 @@ impl Receiver {
     }
 
     pub fn data(&mut self, at: i64, ack_request: bool) -> Option<(i64, Syndrome)> {
+        if self.broken {
+            return None;
+        }
         if at < self.expected {
             return Some((self.expected - 1, Syndrome::Ack));
+        }
+        if self.breaks_at == Some(at) && at == self.expected {
+            self.broken = true;
+            return Some((at, Syndrome::Nak(NakCode::RemoteAccessError)));
         }
         if at > self.expected {
             let first = !core::mem::replace(&mut self.nak_sent, true);

@@ -70,6 +70,8 @@ pub enum Chance {
     Restart {
         pick: usize,
     },
+    /// The controller takes out a receiver that its switch reports as failed.
+    Evict,
 }
 
 pub struct Tree {
@@ -78,6 +80,8 @@ pub struct Tree {
     ack_every: i64,
     nodes: Vec<Node>,
     pub receivers: Vec<Receiver>,
+    /// Receivers that the group goes on without.
+    pub evicted: BTreeSet<usize>,
     in_flight: Vec<(Peer, Packet)>,
     pub time_outs: usize,
     pub naks_to_source: usize,
@@ -104,6 +108,7 @@ impl Tree {
             ack_every,
             nodes: Vec::new(),
             receivers: Vec::new(),
+            evicted: BTreeSet::new(),
             in_flight: Vec::new(),
             time_outs: 0,
             naks_to_source: 0,
@@ -168,6 +173,7 @@ impl Tree {
     }
 
     fn machine(&self, switches: Paths, paths: usize, up: usize, start_psn: Option<Psn>) -> Multicast {
+        let hosts = Paths::first(paths).minus(switches).without(path(up as u8));
         let (paths, source) = (paths as u16, path(up as u8));
         let machine = Multicast::new(MulticastConfig {
             paths,
@@ -175,6 +181,7 @@ impl Tree {
             start_psn,
             stall_timeout: Nanos::ZERO,
         });
+        let machine = machine.with_held_naks(hosts);
         if self.slots == 0 {
             return machine;
         }
@@ -227,6 +234,7 @@ impl Tree {
             Chance::Duplicate { pick } if flying > 0 => self.in_flight.push(self.in_flight[pick % flying]),
             Chance::Tick { pick } => return self.tick(pick % self.nodes.len()),
             Chance::Restart { pick } => self.restart(pick % self.nodes.len()),
+            Chance::Evict => self.evict(false),
             _ => {}
         }
         Ok(())
@@ -251,6 +259,7 @@ impl Tree {
                     (0..self.nodes.len()).try_for_each(|index| self.tick(index))?;
                 } else if self.in_flight.is_empty() {
                     ticks = 0;
+                    self.evict(true);
                     self.source.time_out();
                     self.time_outs += 1;
                 }
@@ -293,6 +302,61 @@ impl Tree {
         (node.restarted, node.went_back) = (true, false);
         node.ring.fill(None);
         node.received.clear();
+    }
+
+    /// Lets a receiver end its connection with a NAK of this packet, if its switch has others.
+    pub fn break_receiver(&mut self, host: usize, at: i64) {
+        if let Peer::Switch { index, .. } = self.place_of(Peer::Host(host))
+            && self.nodes[index].peers.len() > 2
+        {
+            self.receivers[host].breaks_at = Some(at);
+        }
+    }
+
+    /// Takes out the receiver that has ended its connection, if its switch knows; or if it `stalls`, as when its NAK was lost.
+    fn evict(&mut self, stalls: bool) {
+        let goes = |host: &usize| self.receivers[*host].broken && !self.evicted.contains(host);
+        let Some(host) = (0..self.receivers.len()).find(goes) else {
+            return;
+        };
+        if let Peer::Switch { index, path: gone } = self.place_of(Peer::Host(host))
+            && (stalls || self.nodes[index].machine.has_failed(path(gone as u8)))
+        {
+            self.evicted.insert(host);
+            self.take_out(index, gone);
+        }
+    }
+
+    /// The switch gets a rule without this path, and carries on.
+    fn take_out(&mut self, index: usize, gone: usize) {
+        let old = &self.nodes[index];
+        let (mut peers, up) = (old.peers.clone(), old.up - usize::from(gone < old.up));
+        let host = peers.remove(gone);
+        let is_switch = |at: &usize| matches!(peers[*at], Peer::Switch { .. });
+        let switches = paths((0..peers.len()).filter(is_switch));
+        let mut machine = self.machine(switches, peers.len(), up, Some(self.start));
+        let kept = (0..peers.len()).map(|now| {
+            let before = now + usize::from(now >= gone);
+            (path(now as u8), path(before as u8))
+        });
+        machine.carry_on(&old.machine, kept);
+        let node = &mut self.nodes[index];
+        (node.machine, node.peers, node.up) = (machine, peers, up);
+        node.acked.remove(gone);
+        node.ring.fill(None);
+        node.received.clear();
+        let place = Peer::Switch { index, path: gone };
+        self.in_flight.retain(|(peer, _)| *peer != host && *peer != place);
+        let in_flight = self.in_flight.iter_mut().map(|(peer, _)| peer);
+        let all = in_flight.chain(self.nodes.iter_mut().flat_map(|node| &mut node.peers));
+        for peer in all {
+            if let Peer::Switch { index: at, path } = peer
+                && *at == index
+                && *path > gone
+            {
+                *path -= 1;
+            }
+        }
     }
 
     fn tick(&mut self, index: usize) -> Result<(), String> {
@@ -480,6 +544,9 @@ impl Tree {
 
     /// M1 and M2 at the source, against the truth.
     fn believe(&self, at: i64, syndrome: Syndrome) -> Result<(), String> {
+        if matches!(syndrome, Syndrome::Nak(code) if code.is_fatal()) {
+            return Err(format!("{syndrome} {at} ends the source's connection"));
+        }
         let below = if syndrome == Syndrome::Ack { at + 1 } else { at };
         if below > self.source.sent {
             return Err(format!("{syndrome:?} {at} before it was sent"));
@@ -487,7 +554,8 @@ impl Tree {
         match self
             .receivers
             .iter()
-            .position(|receiver| receiver.expected < below)
+            .enumerate()
+            .position(|(host, receiver)| receiver.expected < below && !self.evicted.contains(&host))
         {
             None => Ok(()),
             Some(host) => Err(format!(

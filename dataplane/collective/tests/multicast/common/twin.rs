@@ -3,7 +3,7 @@
 use super::path;
 use castnet_collective::{Effect, Multicast, PathId};
 use castnet_wire::{DropReason, NakCode, Psn, Syndrome};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How far behind the first data a group without a known start assumes its paths.
 pub const BEHIND: i64 = 1 << 22;
@@ -76,6 +76,8 @@ pub struct Twin {
     msn: BTreeMap<u8, u32>,
     /// The last word of a path, if that was a NAK: of `acked + 1`.
     pub refused: BTreeMap<u8, Syndrome>,
+    /// Paths whose fatal NAKs the source is not sent.
+    pub holds: BTreeSet<u8>,
     acknowledged: bool,
     nak_sent: bool,
     learned: bool,
@@ -95,6 +97,7 @@ impl Twin {
             acked: receivers().map(|p| (p, before)).collect(),
             msn: receivers().map(|p| (p, 0)).collect(),
             refused: BTreeMap::new(),
+            holds: BTreeSet::new(),
             acknowledged: false,
             nak_sent: false,
             learned: start.is_none(),
@@ -217,13 +220,14 @@ impl Twin {
         vec![]
     }
 
-    /// The strongest refusal of the packet after the lowest AckPSN.
+    /// The strongest refusal of the packet after the lowest AckPSN that the source may be sent.
     fn strongest(&self) -> Option<Syndrome> {
         let lowest = self.acked.values().min()?;
         let refused = self
             .refused
             .iter()
-            .filter(|(path, _)| self.acked[path] == *lowest);
+            .filter(|(path, _)| self.acked[path] == *lowest)
+            .filter(|(path, syndrome)| !(self.holds.contains(*path) && is_fatal(**syndrome)));
         refused
             .map(|(_, syndrome)| *syndrome)
             .max_by_key(|syndrome| strength(*syndrome))

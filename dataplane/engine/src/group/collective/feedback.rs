@@ -9,7 +9,7 @@ use super::frame::EffectCx;
 use crate::egress::Egress;
 use crate::observe::counters::{CollectiveCounters, EndpointCounters};
 use crate::observe::trace::{Observer, Stage, Step};
-use crate::output::acknowledge::{self, AckTemplate};
+use crate::output::acknowledge;
 use crate::output::cx::Cx;
 
 /// Sends an acknowledge packet or, without PSN and AETH, a CNP.
@@ -72,19 +72,20 @@ pub(super) fn request<E: Egress, O: Observer, const W: usize>(
             .counters
             .invariant_violated("requests are for one of the endpoints");
     };
-    let (hop, opcode) = ((connection.port, connection.next_hop), Opcode::RepairRequest);
-    let addresses = (&AckTemplate::of(&connection.address, opcode), &connection.address);
-    let syndrome = Syndrome::Ack;
-    let ack = Some((psn, Aeth { syndrome, msn: 0 }));
-    let Some(frame) = acknowledge::feedback(cx, output, hop, &connection.link, addresses, ack, None) else {
+    let hop = (connection.port, connection.next_hop);
+    let message = (Opcode::RepairRequest, psn, 0);
+    let sent = acknowledge::send_message(
+        cx,
+        output,
+        hop,
+        &connection.link,
+        &connection.address,
+        message,
+        || (explain::name(&group.rule, to), format!("it lacks PSN {psn}")),
+    );
+    if !sent {
         group.counters.lost += 1;
-        return;
-    };
-    cx.observer.step(|| {
-        let decision = format!("{opcode} for {}", explain::name(&group.rule, to));
-        Step::new(Stage::Feedback, decision, format!("it lacks PSN {psn}"))
-    });
-    cx.send(&mut output.counters, connection.port, frame);
+    }
 }
 
 /// Counts feedback that is sent.

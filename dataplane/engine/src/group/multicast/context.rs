@@ -218,6 +218,10 @@ impl Group {
             }),
             None => machine,
         };
+        let machine = match kind.hold_fatal_naks {
+            true => machine.with_held_naks(host_paths()),
+            false => machine,
+        };
         let ring = kind
             .repair
             .map(|repair| Box::new(Ring::new(&rule, &repair, payload)));

@@ -77,25 +77,18 @@ pub(crate) fn send_signal<E: Egress, O: Observer>(
             .counters
             .invariant_violated("signals are for one of the paths");
     };
-    let (address, opcode) = (group.feedback_to(to), opcode_of(signal));
-    let addresses = (&AckTemplate::of(&address, opcode), &address);
-    let syndrome = Syndrome::Ack;
-    let ack = Some((psn, Aeth { syndrome, msn: epoch }));
+    let address = group.feedback_to(to);
+    let message = (opcode_of(signal), psn, epoch);
     let hop = (port, dest.next_hop());
-    let Some(frame) = acknowledge::feedback(cx, output, hop, link, addresses, ack, None) else {
+    let sent = acknowledge::send_message(cx, output, hop, link, &address, message, || {
+        let why = format!("epoch {epoch}, next PSN {psn}");
+        (group.cold.describe(to), why)
+    });
+    if !sent {
         group.cold.exceptions.lost += 1;
         return;
-    };
+    }
     group.cold.exceptions.requests_out += u64::from(signal == Signal::Resend);
-    cx.observer.step(|| {
-        let decision = format!("{opcode} for {}", group.cold.describe(to));
-        Step::new(
-            Stage::Feedback,
-            decision,
-            format!("epoch {epoch}, next PSN {psn}"),
-        )
-    });
-    cx.send(&mut output.counters, port, frame);
 }
 
 const fn opcode_of(signal: Signal) -> Opcode {

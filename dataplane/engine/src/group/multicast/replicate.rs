@@ -16,6 +16,7 @@ use crate::group::rewrite::{CopyRewriter, FrameRewrite, Target, bytes_after, set
 use crate::observe::counters::{Counters, PathCounters};
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::Output;
+use crate::output::copies::Copies;
 use crate::output::cx::Cx;
 
 #[cold]
@@ -41,37 +42,30 @@ pub(super) fn count_lost_copies(group: &mut Group, counters: &mut Counters, addr
 #[derive(Clone, Copy)]
 struct Leg {
     path: PathId,
-    port: PortId,
     /// To an address of a static core; with the next hop's Ethernet address if that is not the path's.
     core: Option<([u8; 4], Option<MacAddr>)>,
 }
 
-/// The copies of one packet. The one that is known last is sent at the end, because it gets the frame itself.
-struct Copies<'a, B> {
+/// The copies of one packet.
+struct Legs<'a, B> {
     rewriter: CopyRewriter<'a>,
-    frame: B,
-    /// Bytes of a private head.
-    private: usize,
-    waiting: Option<Leg>,
-    sent: u64,
+    copies: Copies<B, Leg>,
 }
 
-impl<B: FrameBuf> Copies<'_, B> {
+impl<B: FrameBuf> Legs<'_, B> {
     #[inline(always)]
     fn add<E: Egress<Buf = B>, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
         counters: &mut Counters,
         group: &mut Group,
-        leg: Leg,
+        (port, leg): (PortId, Leg),
     ) {
-        let Some(leg) = self.waiting.replace(leg) else {
+        let Some((port, leg, copy)) = self.copies.add(cx.egress, port, leg) else {
             return;
         };
-        if let Some(copy) = cx.egress.replicate(leg.port, &self.frame, self.private) {
-            self.rewriter.send_copy(cx, counters, group, leg, copy);
-            self.sent += 1;
-            return;
+        if let Some(copy) = copy {
+            return self.rewriter.send_copy(cx, counters, group, (port, leg), copy);
         }
         let who = || format!("{} skipped", group.cold.describe(leg.path));
         cx.observer
@@ -88,7 +82,7 @@ impl<B: FrameBuf> Copies<'_, B> {
         cx: &mut Cx<'_, E, O>,
         counters: &mut Counters,
         group: &mut Group,
-        leg: Leg,
+        (port, leg): (PortId, Leg),
         address: [u8; 4],
     ) {
         let CopyRewriter {
@@ -98,20 +92,16 @@ impl<B: FrameBuf> Copies<'_, B> {
             ..
         } = &self.rewriter;
         let addresses = (packet.mcst_id, address.into(), packet.header.sport);
-        let packet_len = self.frame.length().saturating_sub(packet.header.l3);
+        let packet_len = self.copies.frame().length().saturating_sub(packet.header.l3);
         let mut any = false;
         for hop in hops(routes, ports, addresses, packet_len) {
             any = true;
-            let leg = Leg {
-                port: hop.port,
-                core: Some((address, Some(hop.mac))),
-                ..leg
-            };
-            self.add(cx, counters, group, leg);
+            let core = Some((address, Some(hop.mac)));
+            self.add(cx, counters, group, (hop.port, Leg { core, ..leg }));
         }
         if !any {
             let core = Some((address, None));
-            self.add(cx, counters, group, Leg { core, ..leg });
+            self.add(cx, counters, group, (port, Leg { core, ..leg }));
         }
     }
 }
@@ -141,7 +131,7 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
         header.payload_at
     };
     let length = frame.length();
-    let mut copies = Copies {
+    let mut legs = Legs {
         rewriter: CopyRewriter {
             packet: FrameRewrite::new(header, src, group.hot.mcst_id.0, &frame),
             operator: shifts.find(bytes_after(header)),
@@ -149,10 +139,7 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
             next_hops,
             routes,
         },
-        frame,
-        private,
-        waiting: None,
-        sent: 0,
+        copies: Copies::new(frame, private),
     };
     let mut members = group.hot.ports;
     group.cold.core.begin();
@@ -164,42 +151,32 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
         if !group.hot.machine.takes(path, header.bth.psn) {
             continue;
         }
-        if !copies.rewriter.ports.up.contains(port) {
+        if !legs.rewriter.ports.up.contains(port) {
             count_lost_copy(group, counters, path);
             continue;
         }
         let machine = &group.hot.machine;
         let takes = |path| machine.takes(path, header.bth.psn);
         let way = group.cold.core.way(path, takes);
-        let leg = Leg {
-            path,
-            port,
-            core: None,
-        };
+        let leg = (port, Leg { path, core: None });
         match way {
-            Way::Own => copies.add(cx, counters, group, leg),
-            Way::Core(address) => copies.add_core(cx, counters, group, leg, address),
+            Way::Own => legs.add(cx, counters, group, leg),
+            Way::Core(address) => legs.add_core(cx, counters, group, leg, address),
             Way::Sent => {}
         }
     }
-    let Copies {
-        rewriter,
-        frame,
-        waiting,
-        mut sent,
-        ..
-    } = copies;
-    let Some(leg) = waiting else {
+    let Legs { rewriter, copies } = legs;
+    let copied = copies.sent;
+    let Some((port, leg, frame)) = copies.finish() else {
         return cx.drop(Stage::Replicate, DropReason::PortDown, || {
             "the ports of all its paths are down".into()
         });
     };
-    rewriter.send_copy(cx, counters, group, leg, frame);
-    sent += 1;
+    rewriter.send_copy(cx, counters, group, (port, leg), frame);
     let hot = &mut group.hot.counters;
-    hot.copies_out += sent;
-    hot.copy_bytes_out += sent * length as u64;
-    counters.totals.copies += sent.saturating_sub(1);
+    hot.copies_out += copied + 1;
+    hot.copy_bytes_out += (copied + 1) * length as u64;
+    counters.totals.copies += copied;
     Verdict::Replicated
 }
 
@@ -219,11 +196,7 @@ pub(super) fn send_one<E: Egress, O: Observer>(
         next_hops: &output.next_hops,
         routes: &output.routes,
     };
-    let leg = Leg {
-        path,
-        port,
-        core: None,
-    };
+    let leg = (port, Leg { path, core: None });
     rewriter.send_copy(cx, &mut output.counters, group, leg, copy);
 }
 
@@ -263,7 +236,7 @@ impl CopyRewriter<'_> {
         cx: &mut Cx<'_, E, O>,
         counters: &mut Counters,
         group: &mut Group,
-        Leg { path, port, core }: Leg,
+        (port, Leg { path, core }): (PortId, Leg),
         mut copy: E::Buf,
     ) {
         let Some(dest) = group.hot.destinations.get(path.index()) else {

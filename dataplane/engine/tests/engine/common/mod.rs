@@ -123,6 +123,7 @@ pub fn rule(endpoints: Vec<Endpoint>) -> GroupRule {
         carries_on: None,
         any_source: None,
         repair: None,
+        hold_fatal_naks: false,
         source: 0,
     };
     GroupRule {

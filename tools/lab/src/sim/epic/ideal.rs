@@ -10,7 +10,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// Frame lengths in bytes, without preamble, FCS and gap: a full data packet, and an ACK.
-const DATA: usize = 4154;
+pub(crate) const DATA: usize = 4154;
 const ACK: usize = 62;
 
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -12,6 +12,7 @@ use castnet_topology::{End as LinkEnd, LinkId, Topology};
 use castnet_wire::control::{CallFlags, DataType, Operation};
 use castnet_wire::{BitRate, McstId, Nanos, Pmtu, Qpn};
 
+use super::counts::Counts;
 use super::ideal::{self, Ideal};
 use super::machine::Rank;
 use super::relay::{Relay, channel_ends};
@@ -21,6 +22,8 @@ use super::steps::Steps;
 pub(crate) const RANKS: u16 = 8;
 /// Path MTU; see [`super::paper`] on header bytes.
 const PMTU: Pmtu = Pmtu::B4096;
+/// Address of the group in the switch.
+pub(crate) const GROUP: McstId = McstId(Ipv4Addr::new(10, 255, 0, 1));
 /// Bytes of a piece in the ring. In tables 26 and 28 a rank forwards a message of 64 KiB as a whole, and stores 128
 /// KiB of longer ones.
 const RING_PIECE: u32 = 128 << 10;
@@ -41,7 +44,7 @@ pub(crate) struct Setting {
 pub(crate) enum Method {
     /// In the switch, by EPIC Mode-II.
     Epic(LossPolicy),
-    /// In the switch, by EPIC Mode-III. The ranks retransmit one packet for a NAK.
+    /// In the switch, by EPIC Mode-III.
     Augmented,
     /// In the switch, by EPIC Mode-I.
     Terminated,
@@ -61,6 +64,16 @@ pub(crate) enum Method {
     },
 }
 
+/// What the queue pairs of ranks in the switch send again, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hosts {
+    /// As the software RNIC in a group of that mode: one packet for a request (Mode-II with repair) or a NAK (Mode-III), otherwise all that
+    /// follow. It probes where an answer is overdue.
+    Software,
+    /// As RNICs: all packets from that of a NAK on, or from the oldest unacknowledged one after a time-out (go-back-N). No probes.
+    GoBack,
+}
+
 /// Number of lossy links, and their loss rate in both directions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Loss {
@@ -75,6 +88,7 @@ impl Loss {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Run {
     pub(crate) method: Method,
+    pub(crate) hosts: Hosts,
     pub(crate) collective: Collective,
     /// Message length as appendix K counts it.
     pub(crate) bytes: u64,
@@ -105,6 +119,14 @@ impl Net {
             ..link(loss)
         }
     }
+}
+
+/// What a run has shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Measured {
+    pub(crate) times: Times,
+    /// Zero for ideal ranks. Repetitions of the switch are told for AllReduces alone.
+    pub(crate) counts: Counts,
 }
 
 /// Duration of a run, in nanoseconds.
@@ -158,7 +180,7 @@ fn task(collective: Collective, bytes: u64) -> Task {
     }
 }
 
-pub(crate) fn measure(setting: Setting, run: &Run) -> Result<Times, Box<dyn Error + Send + Sync>> {
+pub(crate) fn measure(setting: Setting, run: &Run) -> Result<Measured, Box<dyn Error + Send + Sync>> {
     let Run {
         method,
         collective,
@@ -166,21 +188,26 @@ pub(crate) fn measure(setting: Setting, run: &Run) -> Result<Times, Box<dyn Erro
         loss,
         net,
         seed,
+        ..
     } = *run;
+    let packets = bytes.div_ceil(PMTU.bytes() as u64);
     if let Method::Ideal { window, notice } = method {
         let ideal = Ideal {
             ranks: RANKS.into(),
-            packets: bytes.div_ceil(PMTU.bytes() as u64) as usize,
+            packets: packets as usize,
             window: window as usize,
             notice,
             loss: loss.rate,
             lossy_links: loss.links as usize,
         };
         let time = ideal::allreduce(ideal, link(0.0), seed).0 as f64;
-        return Ok(Times {
-            arrived: time,
-            returned: time,
-            settled: time,
+        return Ok(Measured {
+            times: Times {
+                arrived: time,
+                returned: time,
+                settled: time,
+            },
+            counts: Counts::default(),
         });
     }
     let (topology, hosts) = star(net.ranks)?;
@@ -193,7 +220,7 @@ pub(crate) fn measure(setting: Setting, run: &Run) -> Result<Times, Box<dyn Erro
     let mut sim = Simulation::new(&topology, config, ())?;
     match method {
         Method::Epic(_) | Method::InTurn | Method::Augmented | Method::Ahead { .. } | Method::Terminated => {
-            join(&mut sim, &topology, &hosts, (setting, net), method)?
+            join(&mut sim, &topology, &hosts, setting, run)?
         }
         Method::Ring | Method::Steps | Method::Ideal { .. } => {
             wire_up(&mut sim, &hosts, setting, method, collective)?
@@ -208,12 +235,27 @@ pub(crate) fn measure(setting: Setting, run: &Run) -> Result<Times, Box<dyn Erro
         let gbps = net.first_gbps;
         sim.set_profile(LinkId(0), [Net { gbps, ..net }.link(0.0); 2]);
     }
-    if method != Method::InTurn {
-        return call(&mut sim, &hosts, task(collective, bytes));
-    }
+    let before = Counts::so_far(&sim, &hosts, setting, net);
+    let times = match method {
+        Method::InTurn => in_turn(&mut sim, &hosts, bytes)?,
+        _ => call(&mut sim, &hosts, task(collective, bytes))?,
+    };
+    let counts = Counts::so_far(&sim, &hosts, setting, net);
+    Ok(Measured {
+        times,
+        counts: counts.of_allreduce(&before, packets, net.ranks.into()),
+    })
+}
+
+/// An AllGather whose Broadcasts are sequential.
+fn in_turn(
+    sim: &mut Simulation,
+    hosts: &[String],
+    bytes: u64,
+) -> Result<Times, Box<dyn Error + Send + Sync>> {
     let mut sum = Times::default();
     for root in 0..RANKS {
-        let times = call(&mut sim, &hosts, task(Collective::Broadcast { root }, bytes))?;
+        let times = call(sim, hosts, task(Collective::Broadcast { root }, bytes))?;
         let start = sum.settled;
         sum = times.with(times, |t, _| start + t);
     }
@@ -232,11 +274,11 @@ fn join(
     sim: &mut Simulation,
     topology: &Topology,
     hosts: &[String],
-    (setting, net): (Setting, Net),
-    method: Method,
+    setting: Setting,
+    run: &Run,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let (method, net) = (run.method, run.net);
     let ranks = hosts.iter().map(|h| Member::new(h, Qpn::new(17))).collect();
-    let mcst_id = McstId(Ipv4Addr::new(10, 255, 0, 1));
     let rule = TranslatedRule {
         mode: match method {
             Method::Augmented | Method::Ahead { .. } => CollectiveMode::Augmented,
@@ -251,7 +293,7 @@ fn join(
         ack_timeout_us: (4096 << setting.timeout) / 1000,
         ..TranslatedRule::root(0)
     };
-    let request = Request::collective("group", mcst_id, PMTU, ranks, (setting.window as u16, rule));
+    let request = Request::collective("group", GROUP, PMTU, ranks, (setting.window as u16, rule));
     let (windows, reacts) = match method {
         Method::Ahead { windows, reacts } => (windows, reacts),
         _ => (1, false),
@@ -263,12 +305,13 @@ fn join(
     };
     let line = BitRate::new(net.gbps * 1_000_000_000);
     let qp = RankQp {
-        repeat: match method {
-            Method::Augmented | Method::Ahead { .. } => Repeat::One,
-            Method::Epic(LossPolicy::Repair) => Repeat::Requested,
-            _ => Repeat::All,
+        repeat: match (run.hosts, method) {
+            (Hosts::GoBack, _) => Repeat::All,
+            (Hosts::Software, Method::Augmented | Method::Ahead { .. }) => Repeat::One,
+            (Hosts::Software, Method::Epic(LossPolicy::Repair)) => Repeat::Requested,
+            (Hosts::Software, _) => Repeat::All,
         },
-        probes: true,
+        probes: run.hosts == Hosts::Software,
         reaction: line.filter(|_| reacts).map(ReactionConfig::new),
         ..qp(setting)
     };

@@ -8,7 +8,7 @@ use castnet_console::plot::save;
 use plotters::prelude::*;
 
 use super::spec::TableSpec;
-use super::table::Table;
+use super::table::{Cell, Table};
 
 /// The plot of a table with several columns.
 fn file(folder: &Path, spec: &TableSpec) -> Option<PathBuf> {
@@ -100,9 +100,10 @@ fn svg(table: &Table) -> Result<String, Box<dyn Error>> {
                 })
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], shade.stroke_width(1)));
         }
-        // Both policies are compared with the paper's one row.
+        // Rows of one mode are compared with the paper's one row.
         let theirs = cells.iter().any(|cell| !cell.paper.is_nan());
-        if index == 0 || theirs && cells[0].paper.to_bits() != table.cells[0][0].paper.to_bits() {
+        let is_first = |earlier: &Vec<Cell>| earlier[0].paper.to_bits() != cells[0].paper.to_bits();
+        if theirs && table.cells[..index].iter().all(is_first) {
             chart
                 .draw_series(DashedLineSeries::new(paper, 6, 4, color.stroke_width(1)))?
                 .label(format!("{way}, paper"))

@@ -3,14 +3,14 @@
 use std::error::Error;
 
 use super::super::parallel;
-use super::measure::{Run, Setting, Times, measure};
+use super::measure::{Measured, Run, Setting, measure};
 
-pub(crate) struct Results(Vec<(Run, Times)>);
+pub(crate) struct Results(Vec<(Run, Measured)>);
 
 impl Results {
-    pub(crate) fn times(&self, run: &Run) -> Times {
+    pub(crate) fn of(&self, run: &Run) -> Measured {
         let found = self.0.iter().find(|(r, _)| r == run);
-        found.map(|(_, times)| *times).unwrap_or_default()
+        found.map(|(_, measured)| *measured).unwrap_or_default()
     }
 }
 
@@ -31,8 +31,8 @@ pub(crate) fn run(
     });
     // Long runs first, so that none remains for a single processor at the end.
     runs.sort_by_key(|run| std::cmp::Reverse(run.bytes));
-    let times = parallel::map(&runs, jobs, shows_progress, |run| {
+    let measured = parallel::map(&runs, jobs, shows_progress, |run| {
         measure(setting, run).map_err(|error| format!("{run:?}: {error}"))
     })?;
-    Ok(Results(runs.into_iter().zip(times).collect()))
+    Ok(Results(runs.into_iter().zip(measured).collect()))
 }

@@ -2,9 +2,11 @@
 
 use castnet_comm::machine::Collective;
 use castnet_rules::LossPolicy;
-use castnet_wire::Nanos;
+use castnet_wire::{CounterSet, Nanos};
 
-use super::measure::{Loss, Method, Net, RANKS, Run, Times};
+use super::counts::{self, Counter, Counts};
+use super::formula::{Siblings, expected};
+use super::measure::{Hosts, Loss, Method, Net, RANKS, Run, Times};
 use super::paper;
 use super::reason::{self, Reason};
 
@@ -71,6 +73,17 @@ impl Sample {
             }
         }
     }
+
+    /// The sum of the counts of its runs, and how many they are. Of a message too long to be simulated: of the longest one that is.
+    pub(crate) fn counts(&self, of: impl Fn(&Run) -> Counts) -> (Counts, usize) {
+        let runs = match self {
+            Self::Mean(runs) => runs.as_slice(),
+            Self::Steady { whole, .. } => std::slice::from_ref(whole),
+        };
+        let mut sum = Counts::default();
+        runs.iter().for_each(|run| sum.add(&of(run)));
+        (sum, runs.len())
+    }
 }
 
 /// What a cell shows of its time.
@@ -116,6 +129,16 @@ pub(crate) struct CellSpec {
     pub(crate) others: Vec<(Sample, Counting)>,
     /// Why the cell differs, if the row's reason does not apply.
     pub(crate) reason: Option<Reason>,
+    pub(crate) lossy: Option<Lossy>,
+}
+
+/// A cell under loss. The counts of its runs say why it differs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lossy {
+    /// The least that it may be, as a part of the paper's.
+    pub(crate) least: f64,
+    /// What the paper's appendix F.4 expects, as a part of the row's first cell, which has no loss.
+    pub(crate) expected: f64,
 }
 
 impl CellSpec {
@@ -145,6 +168,8 @@ pub(crate) struct TableSpec {
     pub(crate) unit: &'static str,
     pub(crate) columns: Vec<String>,
     pub(crate) rows: Vec<RowSpec>,
+    /// Counts that are shown below each row.
+    pub(crate) counters: &'static [Counter],
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -167,6 +192,7 @@ pub(crate) fn tables(extent: Extent) -> Vec<TableSpec> {
 fn quiet(method: Method, collective: Collective, bytes: u64) -> Run {
     Run {
         method,
+        hosts: Hosts::Software,
         collective,
         bytes,
         loss: Loss::NONE,
@@ -184,6 +210,7 @@ fn ours_alone(sample: Sample) -> CellSpec {
         counting: Counting::Arrived,
         others: Vec::new(),
         reason: None,
+        lossy: None,
     }
 }
 
@@ -266,6 +293,7 @@ fn by_size(extent: Extent, paper: &paper::BySize) -> TableSpec {
                     .map(|(_, method, _)| (Sample::of(quiet(*method, collective, bytes), whole), Arrived))
                     .collect(),
                 reason: None,
+                lossy: None,
             };
             RowSpec {
                 name,
@@ -286,6 +314,7 @@ fn by_size(extent: Extent, paper: &paper::BySize) -> TableSpec {
         rows: rows
             .chain([mode_one(paper::SIZES.iter().map(terminated).collect())])
             .collect(),
+        counters: &[],
     }
 }
 
@@ -307,6 +336,7 @@ fn barrier() -> TableSpec {
                 counting,
                 others: Vec::new(),
                 reason: None,
+                lossy: None,
             }],
             others: Vec::new(),
             reason: None,
@@ -323,57 +353,67 @@ fn barrier() -> TableSpec {
                 0,
             )]))])])
             .collect(),
+        counters: &[],
     }
 }
 
+/// Bands of tables 31 and 32 with the default settings: the least that each cell may be, as a part of the paper's.
+struct Least {
+    by_loss: [f64; 10],
+    by_links: [f64; 9],
+}
+
+const SELECTIVE: Least = Least {
+    by_loss: [0.97, 0.95, 0.85, 0.75, 0.65, 0.42, 0.33, 0.28, 0.24, 0.20],
+    by_links: [0.97, 0.42, 0.40, 0.38, 0.37, 0.37, 0.37, 0.37, 0.37],
+};
+const GO_BACK: Least = Least {
+    by_loss: [0.97, 0.80, 0.45, 0.35, 0.25, 0.15, 0.09, 0.06, 0.06, 0.05],
+    by_links: [0.97, 0.15, 0.13, 0.12, 0.12, 0.10, 0.10, 0.10, 0.10],
+};
+
 fn by_loss_rate(extent: Extent) -> TableSpec {
-    let columns = paper::BY_LOSS.map(|(percent, _)| format!("{percent} %"));
     let cells = paper::BY_LOSS.map(|(percent, paper)| {
         let loss = Loss {
             links: u32::from(percent > 0.0),
             rate: percent / 100.0,
         };
-        // Here only the paper's values drop.
-        (loss, paper, (percent > 10.0).then_some(reason::CLIFF))
+        (loss, paper)
     });
-    lossy(
-        extent,
-        31,
-        "AllReduce of 4 MiB, loss on one link",
-        &columns,
-        &cells,
-    )
+    TableSpec {
+        number: 31,
+        title: "AllReduce of 4 MiB, loss on one link, Gibit/s".into(),
+        unit: "Gibit/s",
+        columns: paper::BY_LOSS.map(|(percent, _)| format!("{percent} %")).into(),
+        rows: lossy(extent, &cells, |least| &least.by_loss),
+        counters: counts::OF_LOSS,
+    }
 }
 
 fn by_lossy_links(extent: Extent) -> TableSpec {
-    let columns: Vec<String> = (0..paper::BY_LINKS.len())
-        .map(|links| links.to_string())
-        .collect();
-    let cells: Vec<_> = (0..)
-        .zip(paper::BY_LINKS)
-        .map(|(links, paper)| (Loss { links, rate: 0.05 }, paper, None))
-        .collect();
-    lossy(
-        extent,
-        32,
-        "AllReduce of 4 MiB, 5 % of loss on so many links",
-        &columns,
-        &cells,
-    )
+    let loss = |links| Loss { links, rate: 0.05 };
+    let cells: Vec<_> = (0..).map(loss).zip(paper::BY_LINKS).collect();
+    TableSpec {
+        number: 32,
+        title: "AllReduce of 4 MiB, 5 % of loss on so many links, Gibit/s".into(),
+        unit: "Gibit/s",
+        columns: (0..cells.len()).map(|links| links.to_string()).collect(),
+        rows: lossy(extent, &cells, |least| &least.by_links),
+        counters: counts::OF_LOSS,
+    }
 }
 
+/// The rows of a table under loss. The paper's values are those of Mode-II and Mode-III.
 fn lossy(
     extent: Extent,
-    number: u32,
-    title: &str,
-    columns: &[String],
-    // The paper's values are those of Mode-II and Mode-III.
-    cells: &[(Loss, [f64; 2], Option<Reason>)],
-) -> TableSpec {
-    let sample = |method: Method, loss: Loss| {
+    cells: &[(Loss, [f64; 2])],
+    least: impl Fn(&'static Least) -> &'static [f64],
+) -> Vec<RowSpec> {
+    let sample = |method: Method, hosts: Hosts, loss: Loss| {
         let seeds = if loss.links == 0 { 1 } else { extent.seeds.max(1) };
         let run = |seed| Run {
             method,
+            hosts,
             collective: Collective::AllReduce,
             bytes: paper::LOSS_BYTES,
             loss,
@@ -387,45 +427,63 @@ fn lossy(
         window,
         notice: Nanos::from_micros(4),
     };
+    let repair = Method::Epic(LossPolicy::Repair);
+    let reflect = Method::Epic(LossPolicy::Reflect);
+    let (software, rnic) = (Hosts::Software, Hosts::GoBack);
     let rows = [
-        ("Mode-II, repair", Method::Epic(LossPolicy::Repair), 0),
-        ("Mode-II, reflect", Method::Epic(LossPolicy::Reflect), 0),
-        ("Mode-III", Method::Augmented, 1),
+        ("Mode-II, repair, selective", repair, software, &SELECTIVE),
+        ("Mode-II, repair, go back", repair, rnic, &GO_BACK),
+        ("Mode-II, reflect, go back, probe", reflect, software, &GO_BACK),
+        ("Mode-II, reflect, go back", reflect, rnic, &GO_BACK),
+        ("Mode-III, selective", Method::Augmented, software, &SELECTIVE),
+        ("Mode-III, go back", Method::Augmented, rnic, &GO_BACK),
+        ("Mode-I, go back, probe", Method::Terminated, software, &GO_BACK),
+        ("Mode-I, go back", Method::Terminated, rnic, &GO_BACK),
     ];
-    let rows = rows.map(|(name, method, mode)| RowSpec {
-        name,
-        cells: cells
-            .iter()
-            .map(|&(loss, paper, reason)| CellSpec {
-                paper: paper[mode],
+    let row =
+        |(index, (name, method, hosts, band)): (usize, (&'static str, Method, Hosts, &'static Least))| {
+            let (mode, siblings) = match method {
+                Method::Epic(_) => (Some(0), Siblings::All),
+                Method::Augmented => (Some(1), Siblings::Slowest),
+                _ => (None, Siblings::Slowest),
+            };
+            // Ideal ranks are those of no mode: they are shown once.
+            let windows: &[u32] = if index == 0 { &[24, 64] } else { &[] };
+            let cell = |(&(loss, paper), &least): (&(Loss, [f64; 2]), &f64)| CellSpec {
+                paper: mode.map_or(f64::NAN, |mode: usize| paper[mode]),
                 figure: Figure::Rate(gibit(paper::LOSS_BYTES as f64)),
-                sample: sample(method, loss),
+                sample: sample(method, hosts, loss),
                 counting: Counting::Settled,
-                others: [24, 64]
-                    .map(|window| (sample(ideal(window), loss), Counting::Settled))
-                    .into(),
-                reason: match mode {
-                    0 => reason,
-                    _ => (loss.rate > 0.05).then_some(reason::ONE_HOP),
+                others: windows
+                    .iter()
+                    .map(|window| (sample(ideal(*window), software, loss), Counting::Settled))
+                    .collect(),
+                reason: None,
+                lossy: Some(Lossy {
+                    least,
+                    expected: on_the_star(siblings, loss),
+                }),
+            };
+            RowSpec {
+                name,
+                cells: cells.iter().zip(least(band)).map(cell).collect(),
+                others: if index == 0 {
+                    vec!["ideal, 24", "ideal, 64"]
+                } else {
+                    Vec::new()
                 },
-            })
-            .collect(),
-        others: vec!["ideal, 24", "ideal, 64"],
-        reason: Some(reason::GO_BACK),
-    });
-    let terminated = |&(loss, ..): &(Loss, [f64; 2], Option<Reason>)| CellSpec {
-        figure: Figure::Rate(gibit(paper::LOSS_BYTES as f64)),
-        counting: Counting::Settled,
-        ..ours_alone(sample(Method::Terminated, loss))
-    };
-    let terminated = mode_one(cells.iter().map(terminated).collect());
-    TableSpec {
-        number,
-        title: format!("{title}, Gibit/s"),
-        unit: "Gibit/s",
-        columns: columns.to_vec(),
-        rows: rows.into_iter().chain([terminated]).collect(),
-    }
+                reason: None,
+            }
+        };
+    rows.into_iter().enumerate().map(row).collect()
+}
+
+/// What appendix F.4 expects of the star: data goes up one hop, and down one.
+fn on_the_star(siblings: Siblings, loss: Loss) -> f64 {
+    let delivers = |link: u32| if link < loss.links { 1.0 - loss.rate } else { 1.0 };
+    let links: Vec<f64> = (0..u32::from(RANKS)).map(delivers).collect();
+    let hop = links.as_slice();
+    expected(siblings, &[hop; 2])
 }
 
 /// An iteration ends with the AllReduce of the gradients among the ranks that have the same part of the model.
@@ -452,6 +510,7 @@ fn training(extent: Extent) -> TableSpec {
                 counting: Counting::Arrived,
                 others: Vec::new(),
                 reason: None,
+                lossy: None,
             }
         };
         RowSpec {
@@ -488,6 +547,7 @@ fn training(extent: Extent) -> TableSpec {
             saved("Mode-II, less", translated, 0),
             saved("Mode-III, less", augmented, 1),
         ],
+        counters: &[],
     }
 }
 
@@ -518,6 +578,7 @@ fn slow_link(extent: Extent) -> TableSpec {
                     1 => reason.map(|_| reason::CALLED_BACK),
                     _ => reason,
                 },
+                lossy: None,
             }
         };
         RowSpec {
@@ -539,6 +600,7 @@ fn slow_link(extent: Extent) -> TableSpec {
             row("four, no CNPs", ahead(false), without, Some(reason::CALLED_BACK)),
             row("four, CNPs", ahead(true), with, Some(reason::UNDERSHOOT)),
         ],
+        counters: counts::OF_SLOW_LINK,
     }
 }
 

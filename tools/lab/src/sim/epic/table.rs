@@ -4,7 +4,8 @@ use std::fmt::{self, Write};
 
 use serde_json::{Value, json};
 
-use super::measure::{Run, Times};
+use super::counts::{Counter, Counts};
+use super::measure::{Measured, Run};
 use super::reason::{self, Evidence, Reason};
 use super::spec::{CellSpec, RowSpec, TableSpec};
 
@@ -17,12 +18,22 @@ pub(crate) struct Cell {
     pub(crate) returned: f64,
     /// Of other methods, with times rounded up as in the paper.
     pub(crate) others: Vec<f64>,
+    /// What appendix F.4 expects, under loss.
+    expected: Option<f64>,
     pub(crate) reason: Option<Reason>,
+    /// Sum over its runs, and their number.
+    counts: (Counts, usize),
 }
 
 impl Cell {
     pub(crate) fn ratio(&self) -> f64 {
         self.ours / self.paper
+    }
+
+    /// The mean over its runs.
+    fn counted(&self, counter: &Counter) -> f64 {
+        let (counts, runs) = &self.counts;
+        (counter.of)(counts) / (*runs).max(1) as f64
     }
 }
 
@@ -33,16 +44,21 @@ pub(crate) struct Table {
     pub(crate) cells: Vec<Vec<Cell>>,
 }
 
-fn cell(spec: &CellSpec, row: Option<Reason>, of: &impl Fn(&Run) -> Times) -> Cell {
-    let times = spec.sample.times(of);
+fn cell(spec: &CellSpec, row: Option<Reason>, of: &impl Fn(&Run) -> Measured) -> Cell {
+    let times_of = |run: &Run| of(run).times;
+    let times = spec.sample.times(times_of);
     let time = spec.counting.of(&times);
-    let value = |time| spec.figure.value(time, of);
+    let value = |time| spec.figure.value(time, times_of);
     let others: Vec<f64> = spec
         .others
         .iter()
-        .map(|(sample, counting)| value(spec.figure.rounded(counting.of(&sample.times(of)))))
+        .map(|(sample, counting)| value(spec.figure.rounded(counting.of(&sample.times(times_of)))))
         .collect();
     let ours = value(time);
+    let counts = spec.sample.counts(|run| of(run).counts);
+    let counted = spec
+        .lossy
+        .and_then(|lossy| reason::counted(&counts.0, lossy.least));
     Cell {
         paper: spec.paper,
         ours,
@@ -53,15 +69,25 @@ fn cell(spec: &CellSpec, row: Option<Reason>, of: &impl Fn(&Run) -> Times) -> Ce
             rounded: value(spec.figure.rounded(time)),
             others: &others,
             row,
-            cell: spec.reason,
+            cell: spec.reason.or(counted),
+            counts: &counts.0,
         }),
         others,
+        expected: None,
+        counts,
     }
 }
 
 impl Table {
-    pub(crate) fn new(spec: TableSpec, of: impl Fn(&Run) -> Times) -> Self {
-        let row = |row: &RowSpec| row.cells.iter().map(|c| cell(c, row.reason, &of)).collect();
+    pub(crate) fn new(spec: TableSpec, of: impl Fn(&Run) -> Measured) -> Self {
+        let row = |row: &RowSpec| {
+            let mut cells: Vec<Cell> = row.cells.iter().map(|c| cell(c, row.reason, &of)).collect();
+            let lossless = cells.first().map_or(f64::NAN, |cell| cell.ours);
+            for (cell, spec) in cells.iter_mut().zip(&row.cells) {
+                cell.expected = spec.lossy.map(|lossy| lossless * lossy.expected);
+            }
+            cells
+        };
         let cells = spec.rows.iter().map(row).collect();
         Self { spec, cells }
     }
@@ -88,10 +114,16 @@ impl Table {
             for (i, name) in row.others.iter().enumerate() {
                 line(name, &|c| value(c.others[i]));
             }
+            if cells.iter().any(|cell| cell.expected.is_some()) {
+                line("F.4 expects", &|c| value(c.expected.unwrap_or(f64::NAN)));
+            }
             if theirs {
                 line("ratio", &|c| {
                     format!("{:.2}{}", c.ratio(), c.reason.map_or(' ', |r| r.letter))
                 });
+            }
+            for counter in self.spec.counters {
+                line(counter.name, &|c| self::value(c.counted(counter), 1));
             }
         }
         lines
@@ -121,7 +153,11 @@ impl Table {
     }
 
     pub(crate) fn json(&self) -> Value {
+        let counters = self.spec.counters;
         let cell = |(column, cell): (&String, &Cell)| {
+            let counts = counters
+                .iter()
+                .map(|c| (c.name.to_owned(), json!(cell.counted(c))));
             json!({
                 "column": column,
                 "paper": cell.paper,
@@ -129,7 +165,10 @@ impl Table {
                 "returned": cell.returned,
                 "ratio": cell.ratio(),
                 "others": cell.others,
+                "f4": cell.expected,
                 "reason": cell.reason.map(|r| r.letter.to_string()),
+                "band": cell.reason.map(|r| r.band),
+                "counts": Value::Object(counts.collect()),
             })
         };
         let row = |(row, cells): (&RowSpec, &Vec<Cell>)| {
@@ -158,13 +197,20 @@ fn value(value: f64, decimals: usize) -> String {
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "Table {}: {}", self.spec.number, self.spec.title)?;
-        write!(f, "{:30}", "")?;
+        let lines = self.lines();
+        let width = lines
+            .iter()
+            .map(|(name, _)| name.len() + 1)
+            .max()
+            .unwrap_or(0)
+            .max(30);
+        write!(f, "{:width$}", "")?;
         for column in &self.spec.columns {
             write!(f, "{:>8} ", column)?;
         }
         writeln!(f)?;
-        for (name, values) in self.lines() {
-            write!(f, "{name:30}")?;
+        for (name, values) in lines {
+            write!(f, "{name:width$}")?;
             for value in values {
                 // A letter is appended outside the column.
                 match value.ends_with(|c: char| !c.is_ascii_digit()) {

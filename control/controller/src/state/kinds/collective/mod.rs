@@ -17,7 +17,6 @@ use super::{GroupKind, Party};
 use crate::state::planning::planned_member;
 use crate::state::{Draws, Event, Phase, Record};
 
-pub(crate) mod live;
 pub(crate) mod record;
 mod reports;
 pub(crate) mod requests;

@@ -17,7 +17,7 @@ const REPORT_MARGIN: Duration = Duration::from_millis(500);
 impl Core {
     pub(crate) fn member_failed(&mut self, switch: &str, failed: v1::MemberFailed) {
         let (generation, syndrome, next_hop) = (failed.generation, failed.syndrome, &failed.next_hop);
-        let found = self.collective_by_mcst_id(&failed.mcst_id);
+        let found = self.collective_at(&failed.mcst_id);
         if found.is_some_and(|(entry, _)| is_late(entry, switch, generation)) {
             return;
         }
@@ -32,6 +32,7 @@ impl Core {
             ..failed.clone()
         });
         self.publish(event);
+        self.receiver_failed(switch, &failed);
         self.broke(&failed.mcst_id, generation, switch, |group, _| {
             let who = rank.map_or_else(|| format!("host {next_hop}"), |rank| group.rank_name(rank));
             let reason = format!("{who} has ended its connection, with NAK syndrome {syndrome:#04x}");
@@ -76,15 +77,15 @@ impl Core {
         switch: &str,
         why: impl FnOnce(&Collective, &Record) -> Ending,
     ) {
-        let Some((entry, group)) = self.collective_by_mcst_id(mcst_id) else {
+        let Some((entry, group)) = self.collective_at(mcst_id) else {
             return;
         };
         if is_late(entry, switch, generation) {
             return;
         }
-        let (name, owner) = (entry.record().name.clone(), entry.record().owner.clone());
+        let name = entry.record().name.clone();
         let ending = why(group, entry.record());
-        if self.may_warn(&owner) {
+        if self.may_warn_of(&name) {
             let reason = &ending.failure.reason;
             tracing::warn!(group = name, switch, reason, "a generation cannot go on");
         }
@@ -117,14 +118,13 @@ impl Core {
     }
 
     pub(crate) fn waits(&mut self, switch: &str, stalled: &v1::CollectiveStalled) {
-        let Some((entry, group)) = self.collective_by_mcst_id(&stalled.mcst_id) else {
+        let Some((entry, group)) = self.collective_at(&stalled.mcst_id) else {
             return;
         };
         if is_late(entry, switch, stalled.generation) {
             return;
         }
         let (name, phase) = (entry.record().name.clone(), entry.record().phase);
-        let owner = entry.record().owner.clone();
         // A switch that still waits reports it again after each stall time-out.
         let stall = Duration::from_millis(group.settings.stall_timeout_ms.into());
         let known = stalled.ranks.iter().filter_map(|r| u16::try_from(*r).ok());
@@ -133,7 +133,7 @@ impl Core {
             let known = group.ranks.get(usize::from(*rank));
             known.map_or_else(String::new, |r| r.host.clone())
         };
-        let known = entry.live.stalls.get(switch);
+        let known = entry.stalls.get(switch);
         let is_news = known != Some(&ranks);
         let event = v1::controller_event::Event::CollectiveStalled(v1::CollectiveStalled {
             group: name.clone(),
@@ -143,13 +143,13 @@ impl Core {
             ..stalled.clone()
         });
         self.publish(event);
-        if is_news && self.may_warn(&owner) {
+        if is_news && self.may_warn_of(&name) {
             tracing::warn!(group = name, switch, ?ranks, "collective stalls");
         }
         let Some(entry) = self.groups.get_mut(&name).filter(|_| phase == Phase::Active) else {
             return;
         };
-        entry.live.stalls.insert(switch.into(), ranks);
+        entry.stalls.insert(switch.into(), ranks);
         self.update_waiting(&name);
         self.set_timer(&name, Due::Stall(switch.into()), 2 * stall + REPORT_MARGIN);
     }
@@ -157,7 +157,7 @@ impl Core {
     /// A switch has not said again that it waits.
     pub(crate) fn stall_over(&mut self, name: &str, switch: &str) {
         if let Some(entry) = self.groups.get_mut(name) {
-            entry.live.stalls.remove(switch);
+            entry.stalls.remove(switch);
             self.update_waiting(name);
         }
     }
@@ -165,8 +165,8 @@ impl Core {
     fn update_waiting(&mut self, name: &str) {
         if let Some(entry) = self.groups.get_mut(name) {
             let ranks = waited_for(entry);
-            if entry.live.waiting_for != ranks {
-                entry.live.waiting_for = ranks;
+            if entry.waiting_for != ranks {
+                entry.waiting_for = ranks;
                 self.notify(name);
             }
         }
@@ -184,10 +184,10 @@ fn waited_for(entry: &Entry) -> Vec<u16> {
         })
         .collect();
     let mut all = BTreeSet::new();
-    for (switch, ranks) in &entry.live.stalls {
+    for (switch, ranks) in &entry.stalls {
         let counts = |rank: &&u16| {
             let own = own.get(*rank);
-            own.is_none_or(|own| *own == switch || !entry.live.stalls.contains_key(*own))
+            own.is_none_or(|own| *own == switch || !entry.stalls.contains_key(*own))
         };
         all.extend(ranks.iter().filter(counts).copied());
     }

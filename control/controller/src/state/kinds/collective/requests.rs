@@ -151,7 +151,7 @@ impl Core {
                 given: host.clone(),
             });
         }
-        let stands = entry.live.present.contains_key(&join.rank) && group.seat(join.rank).is_some();
+        let stands = entry.present.contains_key(&join.rank) && group.seat(join.rank).is_some();
         if stands && join.rejoin_of.is_none() && same_seat(group, join).is_none() {
             return Err(Refusal::RankTaken {
                 group: join.job.clone(),
@@ -251,14 +251,14 @@ impl Core {
         let Some(entry) = self.groups.get_mut(group) else {
             return Err(Refusal::UnknownGroup { name: group.into() });
         };
-        entry.live.present.insert(rank, call);
+        entry.present.insert(rank, call);
         let seated = Seated::new(self.group(group)?, (rank, call), generation);
         self.notify_soon(group);
         Ok(seated)
     }
 
     pub(crate) fn away(&mut self, group: &str, rank: u16, call: u64) {
-        let here = |e: &Entry| e.live.present.get(&rank) == Some(&call);
+        let here = |e: &Entry| e.present.get(&rank) == Some(&call);
         if self.groups.get(group).is_some_and(here) {
             tracing::info!(group, rank, "call ended: its lease runs");
             self.lease(group, rank);
@@ -270,7 +270,7 @@ impl Core {
         let seat = self.collective(group).ok().and_then(|(_, g)| g.seat(rank));
         let lease = seat.map(|s| Duration::from_millis(s.lease_ms));
         if let Some(entry) = self.groups.get_mut(group) {
-            entry.live.present.remove(&rank);
+            entry.present.remove(&rank);
         }
         if let Some(lease) = lease {
             self.set_timer(group, Due::Lease(Leased::Rank(rank)), lease);
@@ -281,7 +281,7 @@ impl Core {
         let Ok((entry, ranks)) = self.collective(group) else {
             return;
         };
-        let absent = (0..ranks.ranks.len() as u16).filter(|rank| !entry.live.present.contains_key(rank));
+        let absent = (0..ranks.ranks.len() as u16).filter(|rank| !entry.present.contains_key(rank));
         for rank in absent.collect::<Vec<_>>() {
             self.lease(group, rank);
         }
@@ -291,7 +291,7 @@ impl Core {
         let Ok((entry, group)) = self.collective(name) else {
             return;
         };
-        if entry.live.present.contains_key(&rank) {
+        if entry.present.contains_key(&rank) {
             return;
         }
         let Some(seat) = group.seat(rank) else {
@@ -302,9 +302,9 @@ impl Core {
             "{} is gone: its call to the controller ended, and it did not come back within {lease:?}",
             group.rank_name(rank)
         );
-        let runs = entry.record().phase.has_run() && seat.generation <= entry.record().generation;
-        let (generation, owner) = (entry.record().generation, entry.record().owner.clone());
-        match runs && self.may_warn(&owner) {
+        let generation = entry.record().generation;
+        let runs = entry.record().phase.has_run() && seat.generation <= generation;
+        match runs && self.may_warn_of(name) {
             true => tracing::warn!(group = name, rank, reason, "lease ran out"),
             // A host that joins and goes again and again does not fill the log.
             false => tracing::info!(group = name, rank, reason, "lease ran out"),
@@ -425,7 +425,7 @@ impl Seated {
         };
         let (rank, record) = (self.rank, entry.record());
         let seat = group.seat(rank);
-        let called = entry.live.present.get(&rank) == Some(&self.call);
+        let called = entry.present.get(&rank) == Some(&self.call);
         let own = seat.filter(|_| called);
         let generation = own.map_or(self.generation, |s| s.generation);
         let state = || Box::new(view::state_for(group, core, entry, rank, generation));

@@ -264,7 +264,7 @@ fn a_lease_that_ends_before_the_group_runs_is_no_warning() {
         core.seat_rank(join("job", 1, 2, ""), "h1").map(drop).unwrap();
         core.try_change("job", |r| (r.phase, r.generation) = (phase, generation));
         let entry = core.groups.get_mut("job").unwrap();
-        entry.live.present.remove(&0);
+        entry.present.remove(&0);
         warnings(|| core.rank_lease_over("job", 0))
     };
     assert_eq!(logged(Phase::Registered, 0), 0);

@@ -132,7 +132,7 @@ impl Views for Collective {
             slots: slots(self, entry).into(),
             settings: Some(settings(&self.settings, record)),
             mode_reason: mode_reason(&self.settings, record),
-            waiting_for: entry.live.waiting_for.iter().map(|r| u32::from(*r)).collect(),
+            waiting_for: entry.waiting_for.iter().map(|r| u32::from(*r)).collect(),
             conflict: ending.and_then(conflict),
             lanes: lanes(&record.name, record.mcst_ids().collect()),
             owner: record.owner.clone(),
@@ -145,7 +145,7 @@ impl Views for Collective {
         let sources = (0..).zip(&self.ranks).map(|(rank, record)| Source {
             record: record.clone(),
             host: &record.host,
-            is_here: entry.live.present.contains_key(&rank),
+            is_here: entry.present.contains_key(&rank),
         });
         sources.collect()
     }
@@ -164,7 +164,7 @@ impl Views for Collective {
     fn member(&self, core: &Core, entry: &Entry, at: usize) -> v1::MemberState {
         let (rank, member) = (at as u16, &self.ranks[at]);
         let shown = view::member(core, &member.host, &member.state, |seat| &seat.ends);
-        let here = entry.live.present.contains_key(&rank);
+        let here = entry.present.contains_key(&rank);
         v1::MemberState {
             rank: rank.into(),
             phase: match shown.phase() {
@@ -273,14 +273,14 @@ fn reason(group: &Collective, entry: &Entry) -> String {
         Phase::Registered => waits_for(group, record.generation),
         Phase::Installing => joined([again(&entry.detours.words()), entry.note.clone()]),
         Phase::Active | Phase::Degraded => {
-            let waits = match entry.live.waiting_for.is_empty() {
+            let waits = match entry.waiting_for.is_empty() {
                 true => String::new(),
                 false => {
-                    let named = view::first_of(&entry.live.waiting_for, |rank| group.rank_name(*rank));
+                    let named = view::first_of(&entry.waiting_for, |rank| group.rank_name(*rank));
                     format!("a collective waits for {named}")
                 }
             };
-            let links = entry.live.links_down.values().map(|(_, link)| link.words());
+            let links = entry.links_down.values().map(|(_, link)| link.words());
             joined([
                 waits,
                 links.collect::<Vec<_>>().join("; "),

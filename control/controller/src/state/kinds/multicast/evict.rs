@@ -59,14 +59,8 @@ impl Core {
                 kind.forget_outside(host, topology);
             }
             // Without receivers it ends at once.
-            if let Some(before) = r.plan.as_ref().filter(|_| has_rules && others && !ends) {
-                let mut plan = prune::without(before, host);
-                late::carry_on(&mut plan, before, r.generation);
-                r.generation += 1;
-                for rule in plan.rules.values_mut() {
-                    rule.generation = r.generation;
-                }
-                r.plan = Some(Arc::new(plan));
+            if let Some(before) = r.plan.clone().filter(|_| has_rules && others && !ends) {
+                late::replace(r, &before, prune::without(&before, host));
             }
         })?;
         if phase == Phase::Installing {

@@ -8,7 +8,6 @@
 
 use std::sync::Arc;
 
-use castnet_proto::convert::mcst_id_from_proto;
 use castnet_proto::v1;
 use castnet_rules::{Endpoint, GroupRule, HostEndpoint, NextHop};
 use castnet_wire::Psn;
@@ -18,7 +17,7 @@ use super::evict::Afterwards;
 use super::record::{MemberRecord, Multicast, Seat};
 use crate::error::Refusal;
 use crate::state::record::text;
-use crate::state::{Cause, Core, Failure, Joining, Kind, Layout, NoPlan, Plan, Record, planning};
+use crate::state::{Cause, Core, Entry, Failure, Joining, Kind, NoPlan, Plan, Record, planning};
 
 /// The part of the stream that a receiver gets which joined while it ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,13 +105,9 @@ impl Core {
             return Err(changing());
         }
         match layout.and_then(|layout| planning::ready(self, layout)) {
-            Ok(Layout {
-                plan, new_mcst_ids, ..
-            }) => self.change(group, |r| {
+            Ok(layout) => self.change(group, |r| {
                 r.generation = wanted.generation;
-                r.own_mcst_ids.extend(new_mcst_ids);
-                r.placed.extend(plan.rules.keys().cloned());
-                r.plan = Some(Arc::new(plan));
+                r.place(layout);
                 if let Some(kind) = r.multicast_mut() {
                     kind.members = members;
                 }
@@ -163,9 +158,7 @@ impl Core {
 
     /// A switch reports the first packet of a receiver that joins.
     pub(crate) fn path_joined(&mut self, switch: &str, joined: &v1::PathJoined) {
-        let mcst_id = mcst_id_from_proto("mcst_id", &joined.mcst_id).ok();
-        let entry = mcst_id.and_then(|id| self.groups.by_mcst_id(id));
-        let Some(record) = entry.map(|e| e.record()) else {
+        let Some(record) = self.at_address(&joined.mcst_id).map(Entry::record) else {
             return;
         };
         let (group, host) = (record.name.clone(), joined.next_hop.as_str());
@@ -275,8 +268,18 @@ fn without_core(hop: &NextHop) -> NextHop {
     hop
 }
 
+/// Gives a running group a further generation, of another plan, that carries on the stream of the plan `before`.
+pub(super) fn replace(record: &mut Record, before: &Plan, mut plan: Plan) {
+    carry_on(&mut plan, before, record.generation);
+    record.generation += 1;
+    for rule in plan.rules.values_mut() {
+        rule.generation = record.generation;
+    }
+    record.plan = Some(Arc::new(plan));
+}
+
 /// Lets the rules of a plan carry on the stream of the one `before`, of `generation`.
-pub(super) fn carry_on(plan: &mut Plan, before: &Plan, generation: u64) {
+fn carry_on(plan: &mut Plan, before: &Plan, generation: u64) {
     let since = before
         .rules
         .values()

@@ -92,8 +92,7 @@ impl Core {
             return Ok(());
         }
         let is_receiver = kind.settings.any_source.is_some() || kind.source != host;
-        let owner = entry.record().owner.clone();
-        if self.may_warn(&owner) {
+        if self.may_warn_of(group) {
             tracing::warn!(group, host, reason, "member lost");
         }
         let (entry, kind) = self.multicast(group)?;

@@ -116,6 +116,7 @@ impl GroupKind for Multicast {
             carries_on: None,
             any_source: self.settings.any_source,
             repair: self.settings.repair,
+            hold_fatal_naks: self.settings.outlives_refusals(),
             source: self.member(&self.source).map_or(0, |(i, _)| i as u16),
         };
         Request {

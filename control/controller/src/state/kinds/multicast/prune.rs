@@ -75,6 +75,7 @@ mod tests {
             carries_on: None,
             any_source: None,
             repair: None,
+            hold_fatal_naks: false,
             source,
         };
         GroupRule {

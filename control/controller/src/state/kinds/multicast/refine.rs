@@ -8,7 +8,7 @@ use std::sync::Arc;
 use castnet_rules::{GroupRule, NextHop};
 use serde::{Deserialize, Serialize};
 
-use super::late::carry_on;
+use super::late;
 use crate::state::{Core, Effect, Entry, Phase, Plan, Reach, Record, multicast_routes};
 
 /// One copy to an address of the group, of which programmable routers make several.
@@ -130,14 +130,13 @@ impl Core {
         } = draft;
         let address = refinement.address;
         self.multicast_routes.settle(address);
-        let fits = |entry: &&Entry| {
+        let fits = |entry: &Entry| {
             let record = entry.record();
             record.is_placed_by(&before) && is_wanted(record) && entry.is_confirmed()
         };
-        let Some(entry) = self.groups.get(name).filter(fits) else {
+        if !self.groups.get(name).is_some_and(fits) {
             return multicast_routes::sweep_soon(self);
-        };
-        let generation = entry.record().generation;
+        }
         let mut plan = Plan::clone(&before);
         let top = before.tree.first().and_then(|top| plan.rules.get_mut(&top.name));
         for endpoint in top.into_iter().flat_map(|rule| &mut rule.endpoints) {
@@ -145,16 +144,9 @@ impl Core {
                 *core = Some(address);
             }
         }
-        for rule in plan.rules.values_mut() {
-            rule.generation = generation + 1;
-        }
-        carry_on(&mut plan, &before, generation);
         plan.refinement = Some(refinement);
         tracing::info!(group = name, %address, "one copy to the programmable routers from now on");
-        self.try_change(name, |record| {
-            record.generation = generation + 1;
-            record.plan = Some(Arc::new(plan));
-        });
+        self.try_change(name, |record| late::replace(record, &before, plan));
         self.update(name, true);
     }
 }

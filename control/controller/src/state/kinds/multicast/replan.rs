@@ -95,22 +95,17 @@ pub(crate) fn forget_failure(entry: &mut Entry) {
 
 /// Stores the new tree. Fails if members would have to connect in another way.
 fn place(core: &mut Core, wanted: &Record, layout: Layout) -> Result<(), &'static str> {
-    let Layout {
-        plan, new_mcst_ids, ..
-    } = layout;
     match &wanted.plan {
-        Some(before) => serves_all_of(&plan, before)?,
+        Some(before) => serves_all_of(&layout.plan, before)?,
         None => return Err("it has no plan"),
     }
     if let Some(entry) = core.groups.get_mut(&wanted.name) {
-        entry.live.links_down.clear();
+        entry.links_down.clear();
         entry.note.clear();
     }
     core.try_change(&wanted.name, |r| {
         r.generation = wanted.generation;
-        r.own_mcst_ids.extend(new_mcst_ids);
-        r.placed.extend(plan.rules.keys().cloned());
-        r.plan = Some(Arc::new(plan));
+        r.place(layout);
     });
     Ok(())
 }

@@ -68,12 +68,6 @@ impl Core {
         ends: Vec<HostEndpoint>,
         how: HowToJoin,
     ) -> Result<u64, Refusal> {
-        let HowToJoin {
-            lease,
-            from_next_message,
-            co_works,
-            passes_on,
-        } = how;
         self.give_up_connection(group, host, &ends)?;
         let (record, member) = self.member(group, host)?;
         let phase = record.phase;
@@ -96,7 +90,7 @@ impl Core {
                     "try again soon",
                 ));
             }
-            Phase::Active | Phase::Degraded if from_next_message && member.state.joined().is_none() => {}
+            Phase::Active | Phase::Degraded if how.from_next_message && member.state.joined().is_none() => {}
             Phase::Active | Phase::Degraded | Phase::Broken => {
                 let way_out = match self.multicast(group)?.1.settings.any_source.is_some() {
                     true => "it takes new connections when one of its members has left",
@@ -136,7 +130,7 @@ impl Core {
             Some((_, late)) => late.filter(|_| phase.has_run()),
             None => joins_running.then_some(Late::Waiting),
         };
-        let lease_ms = lease.map(|l| l.as_millis() as u64);
+        let lease_ms = how.lease.map(|l| l.as_millis() as u64);
         let lease_ms = lease_ms.filter(|_| by != JoinedBy::Creation);
         let seat = Ends::new(ends).map(|ends| Seat {
             ends,
@@ -144,14 +138,14 @@ impl Core {
             lease_ms,
             late,
             // Who leads it elsewhere must learn that it is gone.
-            co_works: co_works && lease_ms.is_some(),
-            passes_on: passes_on && lease_ms.is_some(),
+            co_works: how.co_works && lease_ms.is_some(),
+            passes_on: how.passes_on && lease_ms.is_some(),
         });
         match seat {
             Some(seat) if joins_running => self.join_running(group, host, seat)?,
             seat => self.set_member(group, host, seat.map_or(Joining::Expected, Joining::Joined))?,
         }
-        if let Some(entry) = self.groups.get_mut(group).filter(|_| lease.is_some()) {
+        if let Some(entry) = self.groups.get_mut(group).filter(|_| how.lease.is_some()) {
             entry.calls.insert(call);
         }
         self.settle(group)?;

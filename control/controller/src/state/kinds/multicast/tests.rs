@@ -167,9 +167,9 @@ fn lease(host: &str) -> Due {
 fn a_lease_runs_when_the_group_is_active() {
     let mut core = with_lease(0, Phase::Installing);
     core.run_leases("g");
-    assert_eq!(core.group("g").unwrap().live.timers.first(), None);
+    assert_eq!(core.group("g").unwrap().timers.first(), None);
     core.step("g", Event::Confirmed, None).unwrap();
-    let timers = &core.group("g").unwrap().live.timers;
+    let timers = &core.group("g").unwrap().timers;
     assert_eq!(Vec::from_iter(timers.keys()), [&lease("h1")]);
 }
 
@@ -188,8 +188,8 @@ fn a_lease_that_ends_while_the_store_fails_runs_again() {
             while core.resume() {}
         }
         assert_eq!(is_in(&core), fails);
-        let live = &mut core.groups.get_mut("g").unwrap().live;
-        assert_eq!(live.timers.cancel(&lease("h1")), fails);
+        let timers = &mut core.groups.get_mut("g").unwrap().timers;
+        assert_eq!(timers.cancel(&lease("h1")), fails);
         core.journal.written();
     }
 }

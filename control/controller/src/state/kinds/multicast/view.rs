@@ -229,17 +229,11 @@ pub(super) fn diversion(group: &Multicast) -> Option<v1::Diversion> {
 }
 
 fn outside(out: &Outside) -> v1::OutsideReceiver {
-    let Outside {
-        host,
-        reason,
-        via,
-        number,
-    } = out.clone();
     v1::OutsideReceiver {
-        host,
-        reason,
-        via,
-        number,
+        host: out.host.clone(),
+        reason: out.reason.clone(),
+        via: out.via.clone(),
+        number: out.number,
     }
 }
 
@@ -295,7 +289,7 @@ fn reason(group: &Multicast, entry: &Entry) -> String {
             })
         }
         Phase::Active | Phase::Degraded => {
-            let links = entry.live.links_down.values().map(|(_, link)| link.words());
+            let links = entry.links_down.values().map(|(_, link)| link.words());
             let out = group
                 .members
                 .iter()

@@ -20,12 +20,10 @@ use crate::egress::Egress;
 use crate::group::headers::{Headers, L3, PLAIN};
 use crate::group::multicast::context::Group;
 use crate::group::multicast::frame as slow;
-use crate::group::multicast::replicate::count_lost_copy;
 use crate::group::rewrite::{PathDestination, address_sum};
 use crate::group::services::Services;
 use crate::group::verify;
 use crate::observe::trace::Observer;
-use crate::output::Output;
 use crate::output::acknowledge::LinkHeader;
 use crate::output::cx::Cx;
 
@@ -61,6 +59,56 @@ impl<B: FrameBuf> Run<B> {
             }
         }
         copies
+    }
+
+    /// The same with replicas that share all bytes behind their headers. `to_come`: see [`Egress::lend`].
+    #[inline(always)]
+    pub(super) fn lend<E: Egress<Buf = B>, O: Observer>(
+        &self,
+        cx: &mut Cx<'_, E, O>,
+        port: PortId,
+        rewrite: &Rewrite,
+        to_come: usize,
+    ) -> u64 {
+        let neutral = Neutral::of(rewrite.register);
+        let mut copies = 0;
+        for (frame, (checksum, _)) in &self.frames {
+            if let Some(mut copy) = cx.egress.lend(frame, to_come) {
+                rewrite.write_neutral(*checksum, neutral, &mut copy);
+                cx.egress.send(port, copy);
+                copies += 1;
+            }
+        }
+        copies
+    }
+
+    /// Sends the packets themselves.
+    #[inline(always)]
+    pub(super) fn send<E: Egress<Buf = B>, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        port: PortId,
+        (rewrite, change): (&Rewrite, u32),
+    ) {
+        for (mut frame, check) in self.frames.drain(..) {
+            rewrite.write(check, change, &mut frame);
+            cx.egress.send(port, frame);
+        }
+    }
+
+    /// Sends the packets themselves, whose bytes behind the headers are lent.
+    #[inline(always)]
+    pub(super) fn send_lent<E: Egress<Buf = B>, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        port: PortId,
+        rewrite: &Rewrite,
+    ) {
+        let neutral = Neutral::of(rewrite.register);
+        for (mut frame, (checksum, _)) in self.frames.drain(..) {
+            rewrite.write_neutral(checksum, neutral, &mut frame);
+            cx.egress.send(port, frame);
+        }
     }
 }
 
@@ -260,10 +308,7 @@ impl Group {
         let common = RunCommon::new(self.hot.mcst_id.0, &run.headers);
         let (frames, length) = (run.frames.len() as u64, u64::from(run.headers.length));
         let output = &mut services.output;
-        let sent = match self.hot.uses_core {
-            false => self.send_run(output, cx, (&common, &mut run), takes.as_ref()),
-            true => self.send_to_core(output, cx, (&common, &mut run), takes.as_ref()),
-        };
+        let sent = self.send_run(output, cx, (&common, &mut run), takes.as_ref());
         let hot = &mut self.hot.counters;
         hot.data_in += frames;
         hot.data_bytes_in += frames * length;
@@ -320,102 +365,5 @@ impl Group {
                 cold.exceptions.filtered += frames;
             }
         }
-    }
-
-    /// Sends the packets of a run to the paths in `takes`, by default all but the source's. Returns the number of frames sent.
-    #[inline(never)]
-    fn send_run<E: Egress, O: Observer>(
-        &mut self,
-        output: &mut Output,
-        cx: &mut Cx<'_, E, O>,
-        (common, run): (&RunCommon, &mut Run<E::Buf>),
-        takes: Option<&Paths>,
-    ) -> u64 {
-        let group = self;
-        let (frames, length) = (run.frames.len() as u64, u64::from(run.headers.length));
-        let operator = output.shifts.find(common.payload);
-        let change = |rewrite: &Rewrite| common.icrc_change(operator, rewrite);
-        let source = group.hot.source.index();
-        // The original frames go to the last path.
-        let end = group.hot.destinations.len();
-        let (last, mut others) = match takes {
-            Some(takes) => (
-                takes.iter().last().map_or(0, PathId::index),
-                takes.len().saturating_sub(1),
-            ),
-            None if source + 1 == end => (source.saturating_sub(1), end.saturating_sub(2)),
-            None => (end - 1, end.saturating_sub(2)),
-        };
-        // A single destination needs no replicas.
-        let lends =
-            others != 0 && !group.hot.has_routers && cx.egress.lends(group.hot.ports, length as usize);
-        let mut ports = group.hot.ports;
-        let mut sent = frames;
-        for path in 0..last {
-            let (Some(port), Some(dest)) = (
-                group.hot.next_port(&mut ports, path),
-                group.hot.destinations.get(path),
-            ) else {
-                output
-                    .counters
-                    .invariant_violated("each path has a port and a destination");
-                break;
-            };
-            let skipped = takes.is_some_and(|takes| !PathId::new(path).is_some_and(|p| takes.contains(p)));
-            if path == source || skipped {
-                continue;
-            }
-            others = others.saturating_sub(1);
-            let rewrite = Rewrite::new(
-                common,
-                dest,
-                (output.next_hops.get(dest.next_hop()), output.ports.mac(port)),
-            );
-            let mut copies = 0;
-            if lends {
-                let neutral = Neutral::of(rewrite.register);
-                for (frame, (checksum, _)) in &run.frames {
-                    if let Some(mut copy) = cx.egress.lend(frame, others) {
-                        rewrite.write_neutral(*checksum, neutral, &mut copy);
-                        cx.egress.send(port, copy);
-                        copies += 1;
-                    }
-                }
-            } else {
-                copies = run.replicate(cx, port, (&rewrite, change(&rewrite)));
-            }
-            if let Some(path) = PathId::new(path).filter(|_| copies < frames) {
-                (copies..frames).for_each(|_| count_lost_copy(group, &mut output.counters, path));
-            }
-            output.counters.sent(port, copies, copies * length);
-            sent += copies;
-        }
-        if let (Some(port), Some(dest)) = (
-            group.hot.next_port(&mut ports, last),
-            group.hot.destinations.get(last),
-        ) {
-            let rewrite = Rewrite::new(
-                common,
-                dest,
-                (output.next_hops.get(dest.next_hop()), output.ports.mac(port)),
-            );
-            let (neutral, change) = match lends {
-                true => (Neutral::of(rewrite.register), 0),
-                false => (Neutral::default(), change(&rewrite)),
-            };
-            for (mut frame, check) in run.frames.drain(..) {
-                match lends {
-                    true => rewrite.write_neutral(check.0, neutral, &mut frame),
-                    false => rewrite.write(check, change, &mut frame),
-                }
-                cx.egress.send(port, frame);
-            }
-            output.counters.sent(port, frames, frames * length);
-        } else {
-            debug_assert!(false, "the last path is one of the group's");
-            sent -= frames;
-            output.counters.totals.copies_lost += run.frames.drain(..).count() as u64;
-        }
-        sent
     }
 }

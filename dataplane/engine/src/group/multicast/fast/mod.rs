@@ -1,7 +1,7 @@
 //! The fast path of multicast: plain data of the source, and plain ACKs.
 
 mod ack;
-mod core;
+mod copies;
 mod data;
 
 use castnet_wire::{DropReason, FrameBuf};

@@ -8,6 +8,17 @@ use std::time::Duration;
 
 /// Longest time from host to host before the group is tried again.
 const WAIT_MAX: Duration = Duration::from_secs(600);
+/// Longest time between two steps while the bytes of the source are late. All wait for the next step for a while, and then give up.
+const KEEP_ALIVE: Duration = Duration::from_millis(250);
+
+/// What follows in the source of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    Bytes,
+    /// There are none now, as in a pipe to which nobody writes.
+    Late,
+    End,
+}
 
 /// A step of all hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,11 +78,15 @@ pub(super) fn fresh(position: u64, offset: u64, chunk: &[u8]) -> Option<&[u8]> {
 #[error(
     "rank {rank} has {position} bytes of the stream, and the source can go on from {from} to {to}; no receiver keeps those before"
 )]
-pub(super) struct Unfit {
-    pub(super) rank: usize,
-    pub(super) position: u64,
-    pub(super) from: u64,
-    pub(super) to: u64,
+pub struct Unfit {
+    /// The receiver.
+    pub rank: usize,
+    /// Bytes that it has.
+    pub position: u64,
+    /// First byte that the source has.
+    pub from: u64,
+    /// Bytes that the source has taken.
+    pub to: u64,
 }
 
 /// The next step, before its bytes are known.
@@ -86,6 +101,10 @@ pub(super) enum Next {
     },
     Group,
     End,
+    /// None: the bytes are late.
+    Wait,
+    /// All report their positions again, and nothing follows from that: they learn that the source is there, and it that they are.
+    KeepAlive,
 }
 
 /// What a host has of the stream.
@@ -98,7 +117,7 @@ pub(super) struct Position {
 
 /// When a group is tried again.
 #[derive(Debug)]
-pub(super) struct Retry {
+pub struct Retry {
     /// First time from host to host before that; `None`: it is not.
     first: Option<Duration>,
     wait: Duration,
@@ -107,7 +126,8 @@ pub(super) struct Retry {
 }
 
 impl Retry {
-    pub(super) fn new(now: Duration, first: Option<Duration>) -> Self {
+    /// `first`: time from host to host before the group is tried again. `None`: it is not.
+    pub fn new(now: Duration, first: Option<Duration>) -> Self {
         let wait = first.unwrap_or_default();
         Self {
             first,
@@ -116,17 +136,18 @@ impl Retry {
         }
     }
 
-    pub(super) fn is_due(&self, now: Duration) -> bool {
+    /// Whether the group is to be tried now.
+    pub fn is_due(&self, now: Duration) -> bool {
         self.first.is_some() && now >= self.at
     }
 
     /// The group is tried.
-    pub(super) fn handle_group(&mut self, now: Duration) {
+    pub fn handle_group(&mut self, now: Duration) {
         self.at = now;
     }
 
     /// The group was left, or could not be had. The next try is after twice the time, if this one did not last as long as that before it.
-    pub(super) fn handle_left(&mut self, now: Duration) {
+    pub fn handle_left(&mut self, now: Duration) {
         let lasted = now.saturating_sub(self.at);
         self.wait = match self.first {
             Some(first) if lasted >= self.wait => first,
@@ -138,7 +159,7 @@ impl Retry {
 
 /// The course of a transfer that is between hosts, or tries its group again.
 #[derive(Debug)]
-pub(super) struct Course {
+pub struct Course {
     retry: Retry,
     /// All receivers have the bytes below. `None`: they must report.
     position: Option<u64>,
@@ -148,21 +169,25 @@ pub(super) struct Course {
     most: u64,
     /// Bytes sent from host to host since then.
     sent: u64,
+    /// When the last step ended.
+    stepped: Duration,
 }
 
 impl Course {
-    pub(super) fn new(now: Duration, retry: Option<Duration>) -> Self {
+    /// `retry`: as of [`Retry::new`].
+    pub fn new(now: Duration, retry: Option<Duration>) -> Self {
         Self {
             retry: Retry::new(now, retry),
             position: None,
             keeper: None,
             most: 0,
             sent: 0,
+            stepped: now,
         }
     }
 
-    /// `is_at_end`: the source has no bytes from the position on.
-    pub(super) fn next(&self, now: Duration, is_at_end: bool) -> Next {
+    /// `rest`: what the source has from the position on.
+    pub(super) fn next(&self, now: Duration, rest: Rest) -> Next {
         if let (Some(position), Some((rank, to))) = (self.position, self.keeper)
             && position < to
         {
@@ -170,9 +195,11 @@ impl Course {
         }
         match self.position {
             None => Next::Positions,
-            Some(_) if is_at_end => Next::End,
+            Some(_) if rest == Rest::End => Next::End,
             Some(position) if self.may_try(position) && self.retry.is_due(now) => Next::Group,
-            Some(_) => Next::Chunk,
+            Some(_) if rest == Rest::Bytes => Next::Chunk,
+            Some(_) if now.saturating_sub(self.stepped) >= KEEP_ALIVE => Next::KeepAlive,
+            Some(_) => Next::Wait,
         }
     }
 
@@ -215,6 +242,11 @@ impl Course {
     /// The byte that the stream goes on with, once all have reported.
     pub(super) fn position(&self) -> u64 {
         self.position.unwrap_or_default()
+    }
+
+    /// All have taken a step.
+    pub(super) fn handle_step(&mut self, now: Duration) {
+        self.stepped = now;
     }
 
     /// A chunk was sent.
@@ -280,16 +312,16 @@ mod tests {
         let (mut now, mut tries) = (seconds(0), Vec::new());
         report(&mut course);
         // Not before something was sent, and all have the same.
-        assert_eq!(course.next(seconds(100), false), Next::Chunk);
+        assert_eq!(course.next(seconds(100), Rest::Bytes), Next::Chunk);
         course.handle_sent(8);
-        assert_eq!(course.next(seconds(100), false), Next::Chunk);
+        assert_eq!(course.next(seconds(100), Rest::Bytes), Next::Chunk);
         while tries.len() < 8 {
             course.handle_sent(1);
-            if course.next(now, false) == Next::Group {
+            if course.next(now, Rest::Bytes) == Next::Group {
                 tries.push(now.as_secs());
                 course.handle_group(now);
                 course.handle_left(now);
-                assert_eq!(course.next(now, false), Next::Positions);
+                assert_eq!(course.next(now, Rest::Bytes), Next::Positions);
                 report(&mut course);
                 course.handle_sent(9);
             }
@@ -301,13 +333,39 @@ mod tests {
         course.handle_left(now + seconds(600));
         report(&mut course);
         course.handle_sent(9);
-        assert_eq!(course.next(now + seconds(629), false), Next::Chunk);
-        assert_eq!(course.next(now + seconds(630), false), Next::Group);
-        assert_eq!(course.next(now + seconds(630), true), Next::End);
+        assert_eq!(course.next(now + seconds(629), Rest::Bytes), Next::Chunk);
+        assert_eq!(course.next(now + seconds(630), Rest::Bytes), Next::Group);
+        assert_eq!(course.next(now + seconds(630), Rest::End), Next::End);
         let mut never = Course::new(seconds(0), None);
         report(&mut never);
         never.handle_sent(9);
-        assert_eq!(never.next(Duration::MAX, false), Next::Chunk);
+        assert_eq!(never.next(Duration::MAX, Rest::Bytes), Next::Chunk);
+    }
+
+    /// A pipe to which nobody writes for a while: all would give up.
+    #[test]
+    fn a_source_whose_bytes_are_late_goes_on_with_steps() {
+        let ms = Duration::from_millis;
+        let mut course = Course::new(ms(0), Some(ms(60_000)));
+        // First of all, late or not.
+        assert_eq!(course.next(ms(0), Rest::Late), Next::Positions);
+        course.handle_positions((0, 0), &[at(0)]).expect("positions");
+        let mut steps = Vec::new();
+        for now in (0..1000).step_by(50) {
+            match course.next(ms(now), Rest::Late) {
+                Next::KeepAlive => {
+                    steps.push(now);
+                    course.handle_step(ms(now));
+                }
+                next => assert_eq!(next, Next::Wait),
+            }
+        }
+        assert_eq!(steps, [250, 500, 750]);
+        assert_eq!(course.next(ms(1000), Rest::Bytes), Next::Chunk);
+        course.handle_sent(9);
+        // The group is tried with or without bytes.
+        assert_eq!(course.next(ms(60_000), Rest::Late), Next::Group);
+        assert_eq!(course.next(ms(1000), Rest::End), Next::End);
     }
 
     /// A source and its receivers, with a group that delivers what it likes of what it must.
@@ -373,7 +431,12 @@ mod tests {
                 if died_at == Some(step) {
                     break;
                 }
-                match course.next(now, position == length as u64) {
+                let rest = match position == length as u64 {
+                    true => Rest::End,
+                    false if draw(4) == 0 => Rest::Late,
+                    false => Rest::Bytes,
+                };
+                match course.next(now, rest) {
                     Next::Positions => {
                         let all: Vec<_> = hosts.receivers.iter().map(|r| Position { bytes: r.len() as u64, keeps: co_works }).collect();
                         position = course.handle_positions(hosts.kept, &all).unwrap();
@@ -402,6 +465,8 @@ mod tests {
                         now += Duration::from_secs(draw(90));
                         course.handle_left(now);
                     }
+                    Next::Wait => prop_assert_eq!(rest, Rest::Late),
+                    Next::KeepAlive => course.handle_step(now),
                     Next::End => {
                         ended = true;
                         break;

@@ -4,10 +4,13 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use castnet_comm::Rendezvous;
-use castnet_member::{Group, Hosts, MeetingPoint, MemberConfig, MemberError, TooMuch};
+use castnet_mrp::TooMuch;
 use castnet_rnic::Rnic;
 
-use super::{FallbackArg, Ranks};
+use super::Ranks;
+use crate::config::{Group, MemberConfig};
+use crate::error::MemberError;
+use crate::meeting::{Hosts, MeetingPoint};
 
 /// Longest sleep of a host that waits for the others.
 const SLEEP_MAX: Duration = Duration::from_millis(2);
@@ -32,12 +35,8 @@ impl Rendezvous for Met {
     }
 }
 
-pub(super) fn rendezvous(meeting: &Arc<MeetingPoint>) -> Arc<dyn Rendezvous> {
-    Arc::new(Met(Arc::downgrade(meeting)))
-}
-
 /// Opens the meeting of these hosts. `None`: they meet at the controller.
-pub(super) fn open(
+fn open(
     rnic: &mut dyn Rnic,
     config: &MemberConfig,
     hosts: &Hosts,
@@ -47,16 +46,8 @@ pub(super) fn open(
     hosts.roll.as_ref().map(open).transpose()
 }
 
-/// A member of a group that is registered with MRP goes on from host to host if `fallback` says so.
-pub(crate) fn called(mut config: MemberConfig, fallback: FallbackArg) -> MemberConfig {
-    if let Group::InBand { registration, .. } = &mut config.group {
-        registration.calls = fallback == FallbackArg::Auto;
-    }
-    config
-}
-
-/// How long to wait until the group is active again.
-pub(super) fn joining_within(mut config: MemberConfig, most: Duration) -> MemberConfig {
+/// As `config`, but so long at most until the group is active again.
+pub fn joining_within(mut config: MemberConfig, most: Duration) -> MemberConfig {
     if let Group::InBand { registration, .. } = &mut config.group {
         registration.patience = most;
     }
@@ -65,6 +56,33 @@ pub(super) fn joining_within(mut config: MemberConfig, most: Duration) -> Member
 }
 
 impl Ranks {
+    /// The members of `group` that go on from host to host, the source first. Those without a controller are called, for this reason.
+    ///
+    /// # Errors
+    /// As [`MeetingPoint::open`].
+    pub fn meet(
+        rnic: &mut dyn Rnic,
+        config: &MemberConfig,
+        group: String,
+        hosts: Hosts,
+        reason: &str,
+    ) -> Result<Self, MemberError> {
+        let meeting = open(rnic, config, &hosts, reason)?;
+        Ok(Self {
+            group,
+            members: hosts.names,
+            source: 0,
+            meeting,
+        })
+    }
+
+    /// Where they exchange their queue pairs. `None`: at the controller.
+    pub fn rendezvous(&self) -> Option<Arc<dyn Rendezvous>> {
+        let met =
+            |meeting: &Arc<MeetingPoint>| -> Arc<dyn Rendezvous> { Arc::new(Met(Arc::downgrade(meeting))) };
+        self.meeting.as_ref().map(met)
+    }
+
     /// All hosts are out of the group that was tried again, or this one has waited for so long. The queue pairs from host to host are there
     /// already.
     pub(super) fn gather(

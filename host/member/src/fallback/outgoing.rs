@@ -3,13 +3,18 @@
 use std::io::{self, BufRead, BufReader, Read};
 use std::time::Instant;
 
-use castnet_member::{MemberError, OpenStream, StreamHeader, Unsent};
+use castnet_rnic::stream::{OpenStream, StreamHeader};
+
+use super::course::Rest;
+use crate::error::MemberError;
+use crate::safeguard::Unsent;
 
 /// The source of a stream.
-pub(crate) struct Outgoing<'f> {
-    pub(crate) header: StreamHeader,
+pub struct Outgoing<'f> {
+    /// Its name, and its length where that is known.
+    pub header: StreamHeader,
     /// When the transfer began.
-    pub(crate) begun: Instant,
+    pub begun: Instant,
     file: BufReader<Box<dyn Read + 'f>>,
     /// Bytes that come before those of `file`, from `at` on.
     back: Vec<u8>,
@@ -21,7 +26,7 @@ pub(crate) struct Outgoing<'f> {
 
 impl<'f> Outgoing<'f> {
     /// `piece`: bytes that are read at once.
-    pub(crate) fn new(file: impl Read + 'f, header: StreamHeader, piece: usize) -> Self {
+    pub fn new(file: impl Read + 'f, header: StreamHeader, piece: usize) -> Self {
         Self {
             header,
             begun: Instant::now(),
@@ -34,7 +39,7 @@ impl<'f> Outgoing<'f> {
     }
 
     /// Takes back what a group has not delivered to all. Returns why.
-    pub(crate) fn take_back(&mut self, unsent: Box<Unsent>) -> MemberError {
+    pub fn take_back(&mut self, unsent: Box<Unsent>) -> MemberError {
         self.taken.get_or_insert(unsent.stream);
         let mut bytes = unsent.unacknowledged;
         self.position -= bytes.len() as u64;
@@ -53,12 +58,12 @@ impl<'f> Outgoing<'f> {
     }
 
     /// Number of the next byte.
-    pub(super) fn position(&self) -> u64 {
+    pub fn position(&self) -> u64 {
         self.position
     }
 
     /// The bytes taken so far, with their digest.
-    pub(super) fn taken(&mut self) -> &OpenStream {
+    pub fn taken(&mut self) -> &OpenStream {
         self.taken
             .get_or_insert_with(|| OpenStream::new(self.header.clone()))
     }
@@ -72,25 +77,25 @@ impl<'f> Outgoing<'f> {
         self.consume(known);
     }
 
-    pub(super) fn is_at_end(&mut self) -> io::Result<bool> {
+    /// What follows. Bytes that are late are waited for as long as one call of the file takes.
+    pub(super) fn rest(&mut self) -> io::Result<Rest> {
         self.taken();
-        loop {
-            match self.fill_buf() {
-                Ok(rest) => return Ok(rest.is_empty()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
+        match self.fill_buf() {
+            Ok([]) => Ok(Rest::End),
+            Ok(_) => Ok(Rest::Bytes),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Rest::Late),
+            Err(error) => Err(error),
         }
     }
 
-    /// Reads until the chunk is full or the source ends.
+    /// Reads until the chunk is full, or the source ends or has no more bytes now.
     pub(super) fn fill(&mut self, chunk: &mut [u8]) -> io::Result<usize> {
         let mut filled = 0;
         while filled < chunk.len() {
             match self.read(&mut chunk[filled..]) {
                 Ok(0) => break,
                 Ok(n) => filled += n,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => break,
                 Err(error) => return Err(error),
             }
         }
@@ -143,6 +148,35 @@ mod tests {
 
     use super::*;
 
+    /// A pipe whose writer pauses between these pieces.
+    struct Pausing(Vec<&'static [u8]>);
+
+    impl Read for Pausing {
+        fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+            match self.0.pop() {
+                None => Ok(0),
+                Some([]) => Err(io::ErrorKind::Interrupted.into()),
+                Some(mut piece) => piece.read(out),
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_come_does_not_wait_for_what_is_late() {
+        let pieces: [&[u8]; 5] = [b"", b"12", b"3", b"", b"45"];
+        let pipe = Pausing(pieces.into_iter().rev().collect());
+        let mut outgoing = Outgoing::new(pipe, StreamHeader::default(), 16);
+        let mut chunk = [0; 16];
+        assert_eq!(outgoing.rest().unwrap(), Rest::Late);
+        assert_eq!(outgoing.rest().unwrap(), Rest::Bytes);
+        let filled = outgoing.fill(&mut chunk).unwrap();
+        assert_eq!(chunk[..filled], *b"123");
+        assert_eq!(outgoing.rest().unwrap(), Rest::Bytes);
+        let filled = outgoing.fill(&mut chunk).unwrap();
+        assert_eq!(chunk[..filled], *b"45");
+        assert_eq!(outgoing.rest().unwrap(), Rest::End);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(300))]
 
@@ -173,7 +207,7 @@ mod tests {
                     prop_assert_eq!(outgoing.position(), half);
                 }
             }
-            while !outgoing.is_at_end().unwrap() {
+            while outgoing.rest().unwrap() == Rest::Bytes {
                 let (from, mut chunk) = (outgoing.position() as usize, [0; 99]);
                 let n = outgoing.fill(&mut chunk).unwrap();
                 prop_assert_eq!(&chunk[..n], &data[from..from + n]);

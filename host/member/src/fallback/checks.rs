@@ -2,13 +2,16 @@
 
 use std::io::{self, Read, Write};
 
-use castnet_member::{MemberError, Messages, OpenStream, StreamHeader, Unsent};
-use castnet_rnic::messages;
+use castnet_rnic::messages::{self, Messages};
+use castnet_rnic::stream::{OpenStream, StreamHeader};
 
 use super::Outgoing;
+use crate::error::MemberError;
+use crate::safeguard::Unsent;
 
 /// The bytes of messages, one after the other.
-pub(crate) struct Pattern {
+#[derive(Debug)]
+pub struct Pattern {
     messages: Messages,
     /// The next byte.
     at: u64,
@@ -19,7 +22,7 @@ pub(crate) struct Pattern {
 
 impl Pattern {
     /// From a byte on.
-    pub(crate) fn new(messages: Messages, at: u64) -> Self {
+    pub fn new(messages: Messages, at: u64) -> Self {
         Self {
             messages,
             at,
@@ -54,7 +57,8 @@ impl Read for Pattern {
 }
 
 /// Compares what is written with the bytes of messages.
-pub(crate) struct Check(pub(crate) Pattern);
+#[derive(Debug)]
+pub struct Check(pub Pattern);
 
 impl Write for Check {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -75,11 +79,12 @@ impl Write for Check {
 }
 
 /// Bytes of all messages.
-pub(crate) fn length(messages: Messages) -> u64 {
+fn length(messages: Messages) -> u64 {
     u64::from(messages.size) * u64::from(messages.count)
 }
 
-pub(crate) fn header(messages: Messages) -> StreamHeader {
+/// The header of messages as a stream.
+pub fn header(messages: Messages) -> StreamHeader {
     StreamHeader {
         name: "messages".into(),
         length: Some(length(messages)),
@@ -87,7 +92,10 @@ pub(crate) fn header(messages: Messages) -> StreamHeader {
 }
 
 /// The messages as a stream of which so many bytes have come.
-pub(super) fn begun(messages: Messages, bytes: u64) -> io::Result<OpenStream> {
+///
+/// # Errors
+/// There are fewer bytes.
+pub fn begun(messages: Messages, bytes: u64) -> io::Result<OpenStream> {
     let mut stream = OpenStream::new(header(messages));
     let mut pattern = Pattern::new(messages, 0);
     while stream.bytes() < bytes {
@@ -104,7 +112,10 @@ pub(super) fn begun(messages: Messages, bytes: u64) -> io::Result<OpenStream> {
 
 impl Outgoing<'_> {
     /// Messages were sent in a group, and all receivers have acknowledged the first ones; each may have some of those in flight.
-    pub(crate) fn left_group(
+    ///
+    /// # Errors
+    /// There are fewer messages.
+    pub fn left_group(
         &mut self,
         messages: Messages,
         (acknowledged, in_flight): (u64, u32),
@@ -130,6 +141,7 @@ impl Outgoing<'_> {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::course::Rest;
     use super::*;
 
     proptest! {
@@ -150,7 +162,7 @@ mod tests {
             prop_assert_eq!(outgoing.position(), at);
             let mut rest = vec![0; (length(messages) - at) as usize];
             prop_assert_eq!(outgoing.fill(&mut rest).unwrap(), rest.len());
-            prop_assert!(outgoing.is_at_end().unwrap());
+            prop_assert_eq!(outgoing.rest().unwrap(), Rest::End);
             let mut check = Check(Pattern::new(messages, at));
             let wrong = wrong.filter(|at| *at < rest.len());
             if let Some(at) = wrong {

@@ -1,4 +1,4 @@
-//! The fast path of data for a static core: the copies of a run of packets, one for all paths of an address. Slow twin: `replicate`.
+//! The copies of a run of packets: one for each path, or one for all paths of an address of a static core. Slow twin: `replicate`.
 
 use castnet_collective::PathId;
 use castnet_collective::path::Paths;
@@ -14,8 +14,9 @@ use crate::group::multicast::replicate::{count_lost_copies, count_lost_copy};
 use crate::group::rewrite::PathDestination;
 use crate::observe::counters::Counters;
 use crate::observe::trace::Observer;
-use crate::output::Output;
 use crate::output::cx::Cx;
+use crate::output::{Output, Ports};
+use crate::tables::route::Routes;
 
 /// A copy of each packet of a run.
 #[derive(Clone, Copy)]
@@ -39,11 +40,14 @@ enum Lost {
 struct Copies<'a> {
     common: &'a RunCommon,
     operator: Option<&'a Shift>,
+    /// If replicas share all bytes behind their headers: those to come.
+    lends: Option<usize>,
     waiting: Option<Leg>,
     sent: u64,
 }
 
 impl Copies<'_> {
+    #[inline(always)]
     fn add<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
@@ -56,8 +60,16 @@ impl Copies<'_> {
             return;
         };
         let rewrite = Rewrite::new(self.common, &leg.dest, leg.macs);
-        let change = self.common.icrc_change(self.operator, &rewrite);
-        let copies = run.replicate(cx, leg.port, (&rewrite, change));
+        let copies = match &mut self.lends {
+            Some(to_come) => {
+                *to_come = to_come.saturating_sub(1);
+                run.lend(cx, leg.port, &rewrite, *to_come)
+            }
+            None => {
+                let change = self.common.icrc_change(self.operator, &rewrite);
+                run.replicate(cx, leg.port, (&rewrite, change))
+            }
+        };
         for _ in copies..run.frames.len() as u64 {
             match leg.lost {
                 Lost::Path(path) => count_lost_copy(group, counters, path),
@@ -66,6 +78,34 @@ impl Copies<'_> {
         }
         counters.sent(leg.port, copies, copies * u64::from(run.headers.length));
         self.sent += copies;
+    }
+
+    /// One copy for each next hop of the switch's own route to the address of `leg`, or one by the path's port.
+    #[inline(never)]
+    fn add_core<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        (ports, routes): (&Ports, &Routes),
+        counters: &mut Counters,
+        group: &mut Group,
+        run: &Run<E::Buf>,
+        leg: Leg,
+    ) {
+        let addresses = (group.hot.mcst_id.0, leg.dest.ip.into(), run.headers.sport());
+        let packet_len = run.headers.length as usize - L3;
+        let mut any = false;
+        for hop in hops(routes, ports, addresses, packet_len) {
+            any = true;
+            let leg = Leg {
+                port: hop.port,
+                macs: (hop.mac, ports.mac(hop.port)),
+                ..leg
+            };
+            self.add(cx, counters, group, run, leg);
+        }
+        if !any {
+            self.add(cx, counters, group, run, leg);
+        }
     }
 
     /// Returns the number of frames sent.
@@ -82,10 +122,12 @@ impl Copies<'_> {
             return self.sent;
         };
         let rewrite = Rewrite::new(self.common, &last.dest, last.macs);
-        let change = self.common.icrc_change(self.operator, &rewrite);
-        for (mut frame, check) in run.frames.drain(..) {
-            rewrite.write(check, change, &mut frame);
-            cx.egress.send(last.port, frame);
+        match self.lends {
+            Some(_) => run.send_lent(cx, last.port, &rewrite),
+            None => {
+                let change = self.common.icrc_change(self.operator, &rewrite);
+                run.send(cx, last.port, (&rewrite, change));
+            }
         }
         counters.sent(last.port, frames, frames * length);
         self.sent + frames
@@ -95,7 +137,7 @@ impl Copies<'_> {
 impl Group {
     /// Sends the packets of a run to the paths in `takes`, by default all but the source's. Returns the number of frames sent.
     #[inline(never)]
-    pub(super) fn send_to_core<E: Egress, O: Observer>(
+    pub(super) fn send_run<E: Egress, O: Observer>(
         &mut self,
         output: &mut Output,
         cx: &mut Cx<'_, E, O>,
@@ -109,19 +151,27 @@ impl Group {
             shifts,
             counters,
         } = output;
-        let source = self.hot.source;
-        let takes = |path| path != source && takes.is_none_or(|takes| takes.contains(path));
-        let (mcst_id, sport) = (self.hot.mcst_id.0, run.headers.sport());
-        let packet_len = run.headers.length as usize - L3;
+        let (source, uses_core) = (self.hot.source, self.hot.uses_core);
+        let paths = self.hot.destinations.len();
+        // A single destination needs no replicas.
+        let replicas = takes
+            .map_or(paths.saturating_sub(1), Paths::len)
+            .saturating_sub(1);
+        let may_lend = replicas != 0 && !self.hot.has_routers && !uses_core;
+        let lends = may_lend && cx.egress.lends(self.hot.ports, run.headers.length as usize);
+        let takes = |path: PathId| path != source && takes.is_none_or(|takes| takes.contains(path));
         let mut copies = Copies {
             common,
             operator: shifts.find(common.payload),
+            lends: lends.then_some(replicas),
             waiting: None,
             sent: 0,
         };
         let mut members = self.hot.ports;
-        self.cold.core.begin();
-        for path in (0..self.hot.destinations.len()).map_while(PathId::new) {
+        if uses_core {
+            self.cold.core.begin();
+        }
+        for path in (0..paths).map_while(PathId::new) {
             let (Some(port), Some(dest)) = (
                 self.hot.next_port(&mut members, path.index()),
                 self.hot.dest(path),
@@ -132,37 +182,27 @@ impl Group {
             if !takes(path) {
                 continue;
             }
-            let own = Leg {
+            let leg = Leg {
                 port,
                 macs: (next_hops.get(dest.next_hop()), ports.mac(port)),
                 dest: *dest,
                 lost: Lost::Path(path),
             };
-            let address = match self.cold.core.way(path, takes) {
-                Way::Own => {
-                    copies.add(cx, counters, self, run, own);
-                    continue;
+            let way = match uses_core {
+                true => self.cold.core.way(path, takes),
+                false => Way::Own,
+            };
+            match way {
+                Way::Own => copies.add(cx, counters, self, run, leg),
+                Way::Core(address) => {
+                    let leg = Leg {
+                        dest: leg.dest.with_ip(address),
+                        lost: Lost::Core(address),
+                        ..leg
+                    };
+                    copies.add_core(cx, (ports, routes), counters, self, run, leg);
                 }
-                Way::Sent => continue,
-                Way::Core(address) => address,
-            };
-            let core = Leg {
-                dest: dest.with_ip(address),
-                lost: Lost::Core(address),
-                ..own
-            };
-            let mut any = false;
-            for hop in hops(routes, ports, (mcst_id, address.into(), sport), packet_len) {
-                any = true;
-                let leg = Leg {
-                    port: hop.port,
-                    macs: (hop.mac, ports.mac(hop.port)),
-                    ..core
-                };
-                copies.add(cx, counters, self, run, leg);
-            }
-            if !any {
-                copies.add(cx, counters, self, run, core);
+                Way::Sent => {}
             }
         }
         copies.finish(cx, counters, run)
