@@ -120,7 +120,11 @@ pub trait Collectives {
 
     /// Non-blocking [`Collectives::barrier`].
     fn ibarrier(&mut self) -> Result<Self::Request<u8>, CommError> {
-        self.icall::<u8>(Collective::Barrier, Operation::Sum, Vec::new().into())
+        self.icall::<u8>(
+            Collective::Barrier,
+            Operation::Sum,
+            OwnedBuffers::InPlace(Vec::new()),
+        )
     }
 
     /// Non-blocking [`Collectives::reduce_scatter`].

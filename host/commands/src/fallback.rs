@@ -10,7 +10,7 @@ mod ways;
 
 use std::time::Duration;
 
-use castnet_comm::{Collectives, CommConfig, CommError, Communicator, Fallback, Timeouts};
+use castnet_comm::{CommConfig, CommError, Communicator, Fallback, Timeouts};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::files;
 use castnet_console::output::remark;
