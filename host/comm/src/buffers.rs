@@ -322,15 +322,6 @@ impl<'a> Data<'a> {
     }
 
     /// `length` bytes of the input or output; `None` where they are out of range, or in scratch memory.
-    pub(crate) fn read(&mut self, place: Place, length: u64) -> Option<&[u8]> {
-        self.reborrow().into_read(place, length)
-    }
-
-    /// `length` writable bytes of the output; `None` where they are out of range. The input is read-only.
-    pub(crate) fn write(&mut self, place: Place, length: u64) -> Option<&mut [u8]> {
-        self.reborrow().into_write(place, length)
-    }
-
     pub(crate) fn into_read(self, place: Place, length: u64) -> Option<&'a [u8]> {
         let offset = place.offset;
         match (self, place.space) {
@@ -342,6 +333,7 @@ impl<'a> Data<'a> {
         }
     }
 
+    /// `length` writable bytes of the output; `None` where they are out of range. The input is read-only.
     pub(crate) fn into_write(self, place: Place, length: u64) -> Option<&'a mut [u8]> {
         let offset = place.offset;
         match (self, place.space) {
@@ -362,15 +354,8 @@ impl<'a> Data<'a> {
         }
     }
 
-    pub(crate) fn reborrow(&mut self) -> Data<'_> {
-        match self {
-            Self::Apart(from, to) => Data::Apart(from, to),
-            Self::InPlace(all, bases) => Data::InPlace(all, *bases),
-        }
-    }
-
     /// Copies from the input to the output. Returns false if a range is out of bounds.
-    pub(crate) fn copy_across(&mut self, from: u64, to: u64, length: u64) -> bool {
+    pub(crate) fn copy_across(self, from: u64, to: u64, length: u64) -> bool {
         let copied = match self {
             Self::Apart(input, output) => range(0, from, length)
                 .and_then(|r| input.get(r))

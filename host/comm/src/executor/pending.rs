@@ -159,15 +159,15 @@ impl Pending {
                 return device.write(loan.key, to.offset, bytes).map(|()| true);
             }
         }
-        let mut data = self.memory.data();
+        let data = self.memory.data();
         let copied = match (from.space, to.space) {
             (Space::Input, Space::Output) => data.copy_across(from.offset, to.offset, length),
             (Space::Scratch, Space::Output) => scratch(&mut self.scratch, from, length)
-                .zip(data.write(to, length))
+                .zip(data.into_write(to, length))
                 .map(|(from, to)| to.copy_from_slice(from))
                 .is_some(),
             (_, Space::Scratch) => scratch(&mut self.scratch, to, length)
-                .zip(data.read(from, length))
+                .zip(data.into_read(from, length))
                 .map(|(to, from)| to.copy_from_slice(from))
                 .is_some(),
             _ => false,

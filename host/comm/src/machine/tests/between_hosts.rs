@@ -112,7 +112,7 @@ proptest! {
         let mut all = ranks(config);
         let program: Vec<_> = tasks.iter().copied().zip(places.iter().copied()).collect();
         run(&mut all, config, &vec![program; size.into()], seed);
-        for rank in &mut all {
+        for rank in &all {
             prop_assert!(rank.is_done(), "rank {} waits for {:?}", rank.number, rank.executor.machine.waiting_for());
             prop_assert!(rank.executor.machine.is_drained());
             for (number, task) in tasks.iter().enumerate() {

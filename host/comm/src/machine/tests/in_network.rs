@@ -369,7 +369,7 @@ proptest! {
         let mut all = ranks(config);
         let program: Vec<_> = tasks.iter().copied().zip(places.iter().copied()).collect();
         run(&mut all, config, &vec![program; config.size.into()], seed, late.then_some(0));
-        for rank in &mut all {
+        for rank in &all {
             prop_assert!(rank.is_done(), "rank {} waits for {:?}", rank.number, rank.executor.machine.waiting_for());
             prop_assert!(rank.executor.machine.is_drained());
             for (number, task) in tasks.iter().enumerate() {
@@ -401,7 +401,7 @@ proptest! {
         let mut all = ranks(config);
         let programs: Vec<_> = (0..config.size).map(program).collect();
         run(&mut all, config, &programs, seed, None);
-        for rank in &mut all {
+        for rank in &all {
             for number in 0..before {
                 prop_assert_eq!(rank.tasks[number].result, Some(Ok(())));
             }
@@ -436,7 +436,7 @@ proptest! {
         let (mut one, mut many) = (ranks(config), laned(config, lanes, least));
         run(&mut one, config, &programs, seeds.0, None);
         run(&mut many, config, &programs, seeds.1, None);
-        for (rank, other) in many.iter_mut().zip(&mut one) {
+        for (rank, other) in many.iter().zip(&one) {
             prop_assert!(rank.is_done(), "rank {} waits for {:?}", rank.number, rank.executor.machine.waiting_for());
             prop_assert!(rank.executor.machine.is_drained() && !rank.executor.machine.has_failed());
             for (number, task) in tasks.iter().enumerate() {
@@ -477,7 +477,7 @@ fn disagree_over_lanes(
     let mut all = laned(config, lanes, 200);
     let programs: Vec<_> = (0..config.size).map(program).collect();
     run(&mut all, config, &programs, seed, None);
-    for rank in &mut all {
+    for rank in &all {
         for number in 0..before {
             prop_assert_eq!(rank.tasks[number].result, Some(Ok(())));
         }

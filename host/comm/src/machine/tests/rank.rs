@@ -155,6 +155,9 @@ impl Rank {
         };
         let id = self.executor.start(task, Some(memory), false);
         assert_eq!(id, TaskId(self.tasks.len() as u64));
+        // Its content is undefined.
+        let pending = self.executor.tasks.get_mut(&id).expect("it is started");
+        pending.scratch.fill(0xDD);
         self.tasks.push(TaskState {
             task,
             result: None,
