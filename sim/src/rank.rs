@@ -150,7 +150,7 @@ impl Rank {
             tasks: BTreeMap::new(),
             faults: Vec::new(),
         };
-        rank.carry_out(Nanos::ZERO, endpoint);
+        rank.carry_out(Nanos::ZERO, endpoint, None);
         Ok(rank)
     }
 
@@ -254,39 +254,37 @@ impl Rank {
         }
     }
 
-    /// Executes the machine's actions. Returns true if there were any.
-    pub(crate) fn carry_out(&mut self, now: Nanos, endpoint: &mut Endpoint) -> bool {
-        let mut worked = false;
-        while let Some(action) = self.executor.poll_action() {
-            worked = true;
-            if let Action::Send { task, .. } = action {
-                self.posts(now, task);
-            }
-            self.execute(now, Nic::new(endpoint), action);
-        }
-        self.end(now);
-        worked
-    }
-
-    /// As [`Rank::carry_out`], but what is to be posted is appended to `work`, for [`Rank::post`].
-    pub(crate) fn carry_out_without_sends(
+    /// Executes the machine's actions. Returns true if there were any. With `work`, what is to be sent is appended to it, for
+    /// [`Rank::post`].
+    pub(crate) fn carry_out(
         &mut self,
         now: Nanos,
         endpoint: &mut Endpoint,
-        work: &mut VecDeque<Work>,
+        mut work: Option<&mut VecDeque<Work>>,
     ) -> bool {
         let mut worked = false;
         while let Some(action) = self.executor.poll_action() {
             worked = true;
             let mut nic = Nic::new(endpoint);
-            if let Action::Send { task, content, .. } = action {
-                let bytes = match content {
-                    Content::Data { length, .. } => length,
-                    Content::Control(_) => 0,
-                };
-                nic.work = Some((&mut *work, task, bytes));
+            match (action, &mut work) {
+                (Action::Send { task, content, .. }, Some(work)) => {
+                    let bytes = match content {
+                        Content::Data { length, .. } => length,
+                        Content::Control(_) => 0,
+                    };
+                    nic.work = Some((&mut **work, task, bytes));
+                }
+                (Action::Send { task, .. }, None) => self.posts(now, task),
+                (Action::Deliver { task, .. }, _) => {
+                    if let Some(task) = self.tasks.get_mut(&task) {
+                        task.delivered = Some(now);
+                    }
+                }
+                _ => {}
             }
-            self.execute(now, nic, action);
+            if let Err(fault) = self.executor.execute(&mut nic, action) {
+                self.faults.push(format!("at {now}: {action:?}: {fault}"));
+            }
         }
         self.end(now);
         worked
@@ -303,18 +301,6 @@ impl Rank {
     fn posts(&mut self, now: Nanos, task: TaskId) {
         if let Some(task) = self.tasks.get_mut(&task) {
             task.posted = Some(now);
-        }
-    }
-
-    /// Executes an action, and records a fault.
-    fn execute(&mut self, now: Nanos, mut nic: Nic<'_>, action: Action) {
-        if let Action::Deliver { task, .. } = action
-            && let Some(task) = self.tasks.get_mut(&task)
-        {
-            task.delivered = Some(now);
-        }
-        if let Err(fault) = self.executor.execute(&mut nic, action) {
-            self.faults.push(format!("at {now}: {action:?}: {fault}"));
         }
     }
 }
