@@ -16,7 +16,7 @@ use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 use castnet_agent::Agent;
-use castnet_comm::{CommConfig, CommError, Communicator, Fallback, Operation};
+use castnet_comm::{Collectives, CommConfig, CommError, Communicator, Fallback, Operation};
 use castnet_controller::{Config, Controller, SwitchConfig};
 use castnet_port::PortSpec;
 use castnet_proto::transport::{Address, Security};

@@ -256,7 +256,7 @@ impl<W: Watch> Simulation<W> {
     ) -> Option<TaskId> {
         let (node, now) = (self.node(host)?, self.now);
         let here = self.nodes[node.0].host_mut()?;
-        let id = here.rank.as_mut()?.start(now, &mut here.endpoint, task, input);
+        let id = here.rank.as_mut()?.start(now, task, input);
         self.serve_host(node);
         Some(id)
     }

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use castnet_comm::machine::{Action, Content};
-use castnet_endpoint::{Completion, CompletionOp, Endpoint};
+use castnet_comm::machine::TaskId;
+use castnet_endpoint::{Completion, CompletionOp, Endpoint, SendWr};
 use castnet_engine::{Engine, EngineConfig};
 use castnet_pfc::Gate;
 use castnet_reduce::prefetch;
-use castnet_wire::{Nanos, PortId};
+use castnet_wire::{Nanos, PortId, Qpn};
 
 use crate::flow::FlowControl;
 use crate::frame::Frame;
@@ -82,7 +82,17 @@ pub(crate) enum Work {
     /// The process of the rank does something else.
     Compute(Nanos),
     Complete(Completion),
-    Post(Action),
+    Post(Post),
+}
+
+/// A send that is ready to be posted.
+#[derive(Debug)]
+pub(crate) struct Post {
+    pub(crate) task: TaskId,
+    pub(crate) qpn: Qpn,
+    pub(crate) wr: SendWr,
+    /// Bytes of data in it.
+    pub(crate) bytes: u32,
 }
 
 impl SwitchNode {
@@ -119,7 +129,7 @@ impl Work {
     pub(crate) fn duration(&self, cost: HostCost) -> Nanos {
         match self {
             Self::Compute(time) => *time,
-            Self::Post(action) => cost.send + cost.copies(bytes_of(action)),
+            Self::Post(post) => cost.send + cost.copies(post.bytes),
             Self::Complete(completion) => match completion.op {
                 CompletionOp::Recv | CompletionOp::RecvWriteImm => {
                     cost.receive + cost.copies(completion.byte_len)
@@ -127,17 +137,6 @@ impl Work {
                 CompletionOp::Send | CompletionOp::Write => Nanos::ZERO,
             },
         }
-    }
-}
-
-/// Payload bytes of the message that an action posts.
-fn bytes_of(action: &Action) -> u32 {
-    match action {
-        Action::Send {
-            content: Content::Data { length, .. },
-            ..
-        } => *length,
-        _ => 0,
     }
 }
 

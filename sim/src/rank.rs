@@ -2,22 +2,16 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use castnet_comm::machine::{
-    Action, ChannelId, ChannelShape, Content, Event, Failure, Machine, Task, TaskId, Waiting,
-};
-use castnet_endpoint::{
-    Access, Completion, CompletionOp, Endpoint, LocalSlice, MemoryKey, RecvWr, SendOp, SendWr, Status,
-};
-use castnet_reduce::{Kernel, prefetch};
+use castnet_comm::executor::{Device, Executor};
+use castnet_comm::machine::{Action, Content, Failure, Machine, Task, TaskId, Waiting};
+use castnet_endpoint::{Access, Completion, CompletionOp, Endpoint, Lent, MemoryKey, RecvWr, SendWr};
+use castnet_reduce::prefetch;
 use castnet_wire::{Nanos, Qpn};
 
-use crate::node::Work;
-use crate::task_memory::{Memory, TaskMemory};
+use crate::node::{Post, Work};
+use crate::task_memory::TaskMemory;
 
-/// Bytes at the start of a message that are passed to the machine.
-const HEAD: usize = 64;
-
-/// A task of a rank, with its memory.
+/// A task of a rank.
 #[derive(Clone, Debug)]
 pub struct RankTask {
     /// The task.
@@ -30,52 +24,89 @@ pub struct RankTask {
     pub posted: Option<Nanos>,
     /// Time and result of its end; `None` while it runs.
     pub ended: Option<(Nanos, Result<(), Failure>)>,
-    memory: Option<Memory>,
-    kernel: Kernel,
-    output_bytes: u64,
-    /// Sends from its memory that are not acknowledged.
-    unacknowledged: u32,
-    /// The result, before all sends from its memory are acknowledged.
-    result: Option<Result<(), Failure>>,
+    output: Vec<u8>,
 }
 
 impl RankTask {
     /// The output once the task has ended; empty if the task has no memory.
     pub fn output(&self) -> &[u8] {
-        self.memory.as_ref().map_or(&[], |m| m.output(self.output_bytes))
-    }
-
-    /// Ends a task that has its result, once all sends from its memory are acknowledged.
-    fn end(&mut self, now: Nanos, endpoint: &mut Endpoint) -> Result<(), castnet_endpoint::MemoryError> {
-        if let Some(result) = self.result
-            && self.ended.is_none()
-            && (self.unacknowledged == 0 || result.is_err())
-        {
-            self.ended = Some((now, result));
-            return self.memory.as_mut().map_or(Ok(()), |m| m.end(endpoint));
-        }
-        Ok(())
+        &self.output
     }
 }
 
-#[derive(Clone, Debug)]
-struct Channel {
-    qpn: Qpn,
-    sends: MemoryKey,
-    receives: MemoryKey,
-    /// By receive slot: the posted receive is for memory of a task instead.
-    into_task: Vec<bool>,
-    /// Sends from memory of tasks that are not acknowledged: number of the work request and task.
-    from_tasks: VecDeque<(u64, TaskId)>,
+/// The endpoint of a host as the device of an executor.
+struct Nic<'a> {
+    endpoint: &'a mut Endpoint,
+    /// Where the send of a task, with so many bytes of data, waits for the processor.
+    work: Option<(&'a mut VecDeque<Work>, TaskId, u32)>,
+}
+
+impl<'a> Nic<'a> {
+    fn new(endpoint: &'a mut Endpoint) -> Self {
+        Self { endpoint, work: None }
+    }
+}
+
+fn text(error: impl ToString) -> String {
+    error.to_string()
+}
+
+impl Device for Nic<'_> {
+    type Error = String;
+
+    fn receive(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), String> {
+        self.endpoint.post_recv(qpn, wr).map_err(text)
+    }
+
+    fn send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), String> {
+        let Some((work, task, bytes)) = &mut self.work else {
+            return self.endpoint.post_send(qpn, wr).map_err(text);
+        };
+        let (task, bytes) = (*task, *bytes);
+        work.push_back(Work::Post(Post { task, qpn, wr, bytes }));
+        Ok(())
+    }
+
+    fn read(&self, key: MemoryKey, offset: u64, out: &mut [u8]) -> Result<(), String> {
+        let region = self.endpoint.memory(key).map_err(text)?;
+        if region.is_empty() {
+            // Slots without memory.
+            return Ok(());
+        }
+        let bytes = region
+            .get(offset as usize..)
+            .and_then(|rest| rest.get(..out.len()));
+        out.copy_from_slice(bytes.ok_or("outside the region")?);
+        Ok(())
+    }
+
+    fn write(&mut self, key: MemoryKey, offset: u64, bytes: &[u8]) -> Result<(), String> {
+        let region = self.endpoint.memory_mut(key).map_err(text)?;
+        let rest = region.get_mut(offset as usize..);
+        let to = rest.and_then(|rest| rest.get_mut(..bytes.len()));
+        to.ok_or("outside the region")?.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn lend(&mut self, memory: Lent) -> Result<MemoryKey, (Lent, String)> {
+        let lent = self.endpoint.lend_memory(memory);
+        lent.map_err(|(memory, error)| (memory, text(error)))
+    }
+
+    fn take_back(&mut self, key: MemoryKey) -> Result<Lent, String> {
+        self.endpoint.end_lending(key).map_err(text)
+    }
+
+    fn out_of_range(&mut self, _: &Action) -> Result<(), String> {
+        Err("bytes are out of range".to_owned())
+    }
 }
 
 /// One rank: machine, slots and tasks.
 pub struct Rank {
     rank: u16,
     size: u16,
-    machine: Box<dyn Machine + Send>,
-    shape: ChannelShape,
-    channels: Vec<Channel>,
+    executor: Executor,
     tasks: BTreeMap<TaskId, RankTask>,
     faults: Vec<String>,
 }
@@ -107,26 +138,19 @@ impl Rank {
                 false => endpoint.register_memory(0, vec![0; bytes as usize], access),
             }
         };
-        let mut channels = Vec::new();
+        let mut executor = Executor::new(machine);
         for &qpn in qpns {
-            channels.push(Channel {
-                qpn,
-                sends: slots(shape.send_slots, Access::READ)?,
-                receives: slots(shape.receive_slots, Access::LOCAL)?,
-                into_task: vec![false; shape.receive_slots as usize],
-                from_tasks: VecDeque::new(),
-            });
+            let sends = slots(shape.send_slots, Access::READ)?;
+            executor.add_channel(qpn, sends, slots(shape.receive_slots, Access::LOCAL)?);
         }
         let mut rank = Self {
             rank,
             size,
-            machine,
-            shape,
-            channels,
+            executor,
             tasks: BTreeMap::new(),
             faults: Vec::new(),
         };
-        rank.carry_out(Nanos::ZERO, endpoint);
+        rank.carry_out(Nanos::ZERO, endpoint, None);
         Ok(rank)
     }
 
@@ -134,13 +158,7 @@ impl Rank {
     pub(crate) fn prefetch(&self, step: usize) {
         match step {
             0 => prefetch(self),
-            1 => {
-                prefetch(&*self.machine);
-                self.channels
-                    .first()
-                    .iter()
-                    .for_each(|channel| prefetch(*channel));
-            }
+            1 => self.executor.prefetch(),
             _ => {}
         }
     }
@@ -167,12 +185,12 @@ impl Rank {
 
     /// Returns true if everything sent is acknowledged.
     pub fn is_drained(&self) -> bool {
-        self.machine.is_drained()
+        self.executor.machine().is_drained()
     }
 
     /// What its oldest task waits for.
     pub fn waiting_for(&self) -> Option<Waiting> {
-        self.machine.waiting_for()
+        self.executor.machine().waiting_for()
     }
 
     /// Errors of the endpoint or of task memory; empty if the machine works correctly.
@@ -187,21 +205,11 @@ impl Rank {
 
     /// Starts a task; [`Rank::carry_out`] executes the resulting actions. Without `input` it has no memory, for measurements
     /// of time: sent bytes are meaningless, received ones are ignored.
-    pub(crate) fn start(
-        &mut self,
-        now: Nanos,
-        endpoint: &mut Endpoint,
-        task: Task,
-        input: Option<(Vec<u8>, TaskMemory)>,
-    ) -> TaskId {
-        let (own, scratch) = ((self.rank, self.size), self.machine.scratch_bytes(&task));
-        let may_send = self.machine.may_send_from_tasks();
-        let memory = input.and_then(|(input, kind)| {
-            let kind = if may_send { kind } else { TaskMemory::Slots };
-            let memory = Memory::new(&task, own, (input, scratch), kind, endpoint);
-            memory.map_err(|fault| self.faults.push(fault.to_string())).ok()
-        });
-        let id = self.machine.start(task);
+    pub(crate) fn start(&mut self, now: Nanos, task: Task, input: Option<(Vec<u8>, TaskMemory)>) -> TaskId {
+        let own = (self.rank, self.size);
+        let lends = input.as_ref().is_some_and(|(_, kind)| *kind != TaskMemory::Slots);
+        let memory = input.map(|(input, kind)| kind.bytes(&task, own, input));
+        let id = self.executor.start(task, memory, lends);
         self.tasks.insert(
             id,
             RankTask {
@@ -210,11 +218,7 @@ impl Rank {
                 delivered: None,
                 posted: None,
                 ended: None,
-                memory,
-                kernel: Kernel::select(task.operation, task.data_type, task.flags),
-                output_bytes: task.output_bytes(self.rank, self.size),
-                unacknowledged: 0,
-                result: None,
+                output: Vec::new(),
             },
         );
         id
@@ -222,217 +226,81 @@ impl Rank {
 
     /// Handles a completion. [`Rank::carry_out`] executes the resulting actions.
     pub(crate) fn completed(&mut self, now: Nanos, endpoint: &mut Endpoint, completion: &Completion) {
-        let Some(index) = self.channels.iter().position(|c| c.qpn == completion.qpn) else {
+        let Some(channel) = self.executor.channel_of(completion.qpn) else {
             return;
         };
-        let channel = ChannelId(index as u16);
-        match (completion.status, completion.op) {
-            (Status::Flushed, _) => {}
-            (Status::Success, CompletionOp::Send | CompletionOp::Write) => {
-                let wr = completion.wr_id;
-                self.sent_from_task(now, endpoint, index, wr);
-                self.machine.handle(Event::Sent { channel, wr });
+        match completion.op {
+            CompletionOp::Send | CompletionOp::Write => {
+                self.executor.sent(&mut Nic::new(endpoint), channel, completion);
             }
-            (Status::Success, CompletionOp::Recv | CompletionOp::RecvWriteImm) => {
-                let slot = completion.wr_id as u32;
-                let at = slot as usize * self.shape.slot_bytes as usize;
-                let length = HEAD.min(completion.byte_len as usize);
-                let memory = endpoint.memory(self.channels[index].receives);
-                let head = memory.ok().and_then(|m| m.get(at..at + length));
-                self.machine.handle(Event::Received {
-                    channel,
-                    slot,
-                    length: completion.byte_len,
-                    immediate: completion.imm,
-                    head: head.unwrap_or_default(),
-                });
+            CompletionOp::Recv | CompletionOp::RecvWriteImm => {
+                let handled = self
+                    .executor
+                    .received(&mut Nic::new(endpoint), channel, completion);
+                self.faults.extend(handled.err());
             }
-            (status, _) => self.machine.handle(Event::Failed { channel, status }),
         }
+        self.end(now);
     }
 
-    fn sent_from_task(&mut self, now: Nanos, endpoint: &mut Endpoint, channel: usize, wr: u64) {
-        let sends = &mut self.channels[channel].from_tasks;
-        while let Some((_, task)) = sends.pop_front_if(|(sent, _)| *sent <= wr) {
-            if let Some(task) = self.tasks.get_mut(&task) {
-                task.unacknowledged -= 1;
-                let ended = task.end(now, endpoint);
-                self.faults.extend(ended.err().map(|fault| fault.to_string()));
+    /// Records the tasks that have ended.
+    fn end(&mut self, now: Nanos) {
+        while let Some((id, result, memory)) = self.executor.take_ended() {
+            if let Some(task) = self.tasks.get_mut(&id) {
+                task.ended = Some((now, result));
+                let length = task.task.output_bytes(self.rank, self.size);
+                task.output = memory.map_or_else(Vec::new, |mut memory| memory.output(length).to_vec());
             }
         }
     }
 
-    /// Executes the machine's actions. Returns true if there were any.
-    pub(crate) fn carry_out(&mut self, now: Nanos, endpoint: &mut Endpoint) -> bool {
-        let mut worked = false;
-        while let Some(action) = self.machine.poll_action() {
-            worked = true;
-            self.try_execute(now, endpoint, action);
-        }
-        worked
-    }
-
-    /// As [`Rank::carry_out`], but sends are appended to `work`.
-    pub(crate) fn carry_out_without_sends(
+    /// Executes the machine's actions. Returns true if there were any. With `work`, what is to be sent is appended to it, for
+    /// [`Rank::post`].
+    pub(crate) fn carry_out(
         &mut self,
         now: Nanos,
         endpoint: &mut Endpoint,
-        work: &mut VecDeque<Work>,
+        mut work: Option<&mut VecDeque<Work>>,
     ) -> bool {
         let mut worked = false;
-        while let Some(action) = self.machine.poll_action() {
+        while let Some(action) = self.executor.poll_action() {
             worked = true;
-            match action {
-                Action::Send { .. } => work.push_back(Work::Post(action)),
-                _ => self.try_execute(now, endpoint, action),
+            let mut nic = Nic::new(endpoint);
+            match (action, &mut work) {
+                (Action::Send { task, content, .. }, Some(work)) => {
+                    let bytes = match content {
+                        Content::Data { length, .. } => length,
+                        Content::Control(_) => 0,
+                    };
+                    nic.work = Some((&mut **work, task, bytes));
+                }
+                (Action::Send { task, .. }, None) => self.posts(now, task),
+                (Action::Deliver { task, .. }, _) => {
+                    if let Some(task) = self.tasks.get_mut(&task) {
+                        task.delivered = Some(now);
+                    }
+                }
+                _ => {}
+            }
+            if let Err(fault) = self.executor.execute(&mut nic, action) {
+                self.faults.push(format!("at {now}: {action:?}: {fault}"));
             }
         }
+        self.end(now);
         worked
     }
 
-    /// Executes an action, and records a fault.
-    pub(crate) fn try_execute(&mut self, now: Nanos, endpoint: &mut Endpoint, action: Action) {
-        if let Err(fault) = self.execute(now, endpoint, action) {
-            self.faults.push(format!("at {now}: {action:?}: {fault}"));
+    /// Posts a send that has waited.
+    pub(crate) fn post(&mut self, now: Nanos, endpoint: &mut Endpoint, post: Post) {
+        self.posts(now, post.task);
+        if let Err(fault) = endpoint.post_send(post.qpn, post.wr) {
+            self.faults.push(format!("at {now}: {post:?}: {fault}"));
         }
     }
 
-    fn execute(&mut self, now: Nanos, endpoint: &mut Endpoint, action: Action) -> Result<(), String> {
-        let (slot_bytes, no_channel) = (self.shape.slot_bytes, "no channel");
-        let at = |slot: u32| u64::from(slot) * u64::from(slot_bytes);
-        let channel_of = |id: ChannelId| usize::from(id.0);
-        match action {
-            Action::Receive {
-                channel,
-                slot,
-                target,
-            } => {
-                let channel = self.channels.get_mut(channel_of(channel)).ok_or(no_channel)?;
-                let into_task = target.and_then(|target| {
-                    let memory = self.tasks.get(&target.task)?.memory.as_ref()?;
-                    memory.in_region(target.to, target.length)
-                });
-                channel.into_task[slot as usize] = into_task.is_some();
-                let local = into_task.unwrap_or(LocalSlice {
-                    key: channel.receives,
-                    offset: at(slot),
-                    length: slot_bytes,
-                });
-                let wr_id = slot.into();
-                let posted = endpoint.post_recv(channel.qpn, RecvWr { wr_id, local });
-                posted.map_err(|e| e.to_string())
-            }
-            Action::Send {
-                channel,
-                wr,
-                slot,
-                task,
-                content,
-                immediate,
-            } => {
-                let channel = self.channels.get_mut(channel_of(channel)).ok_or(no_channel)?;
-                let of_slot = |length| LocalSlice {
-                    key: channel.sends,
-                    offset: at(slot),
-                    length,
-                };
-                let local = match content {
-                    Content::Control(bytes) => {
-                        in_slot(endpoint, channel.sends, at(slot), bytes.len())?.copy_from_slice(&bytes);
-                        of_slot(bytes.len() as u32)
-                    }
-                    Content::Data { length: 0, .. } => LocalSlice::EMPTY,
-                    Content::Data { from, length } => {
-                        let state = self.tasks.get_mut(&task);
-                        let memory = state.and_then(|t| Some((t.memory.as_mut()?, &mut t.unacknowledged)));
-                        if let Some((memory, unacknowledged)) = memory {
-                            if let Some(local) = memory.in_region(from, length) {
-                                *unacknowledged += 1;
-                                channel.from_tasks.push_back((wr, task));
-                                local
-                            } else {
-                                let bytes = memory
-                                    .bytes(endpoint, from, length.into())
-                                    .ok_or("bytes are out of range")?
-                                    .to_vec();
-                                in_slot(endpoint, channel.sends, at(slot), bytes.len())?
-                                    .copy_from_slice(&bytes);
-                                of_slot(length)
-                            }
-                        } else {
-                            of_slot(length)
-                        }
-                    }
-                };
-                let op = immediate.map_or(SendOp::Send, SendOp::SendImm);
-                if let Some(task) = self.tasks.get_mut(&task) {
-                    task.posted = Some(now);
-                }
-                let posted = endpoint.post_send(channel.qpn, SendWr::new(wr, op, local));
-                posted.map_err(|e| e.to_string())
-            }
-            Action::Deliver {
-                channel,
-                slot,
-                task,
-                to,
-                length,
-                combine,
-            } => {
-                let channel = self.channels.get(channel_of(channel)).ok_or(no_channel)?;
-                let Some(task) = self.tasks.get_mut(&task) else {
-                    return Ok(());
-                };
-                task.delivered = Some(now);
-                let Some(memory) = &mut task.memory else {
-                    return Ok(());
-                };
-                if channel.into_task[slot as usize] {
-                    return Ok(());
-                }
-                let mut message = in_slot(endpoint, channel.receives, at(slot), length as usize)?.to_vec();
-                if let Some(with) = combine {
-                    let own = memory.bytes(endpoint, with, length.into());
-                    task.kernel
-                        .apply(&mut message, own.ok_or("bytes to add are out of range")?);
-                }
-                let output = memory.bytes(endpoint, to, length.into());
-                output.ok_or("output is out of range")?.copy_from_slice(&message);
-                Ok(())
-            }
-            Action::Copy {
-                task,
-                from,
-                to,
-                length,
-            } => {
-                let memory = self.tasks.get_mut(&task).and_then(|t| t.memory.as_mut());
-                let Some(memory) = memory else { return Ok(()) };
-                let bytes = memory.bytes(endpoint, from, length);
-                let bytes = bytes.ok_or("bytes are out of range")?.to_vec();
-                let output = memory.bytes(endpoint, to, length);
-                output.ok_or("output is out of range")?.copy_from_slice(&bytes);
-                Ok(())
-            }
-            Action::Done { task, result } => {
-                // A task may fail inside `start`, before it is recorded.
-                let Some(task) = self.tasks.get_mut(&task) else {
-                    return Ok(());
-                };
-                task.result = Some(result);
-                task.end(now, endpoint).map_err(|e| e.to_string())
-            }
+    fn posts(&mut self, now: Nanos, task: TaskId) {
+        if let Some(task) = self.tasks.get_mut(&task) {
+            task.posted = Some(now);
         }
     }
-}
-
-fn in_slot(
-    endpoint: &mut Endpoint,
-    key: MemoryKey,
-    offset: u64,
-    length: usize,
-) -> Result<&mut [u8], &'static str> {
-    let from = offset as usize;
-    let memory = endpoint.memory_mut(key).map_err(|_| "no such region")?;
-    memory.get_mut(from..from + length).ok_or("outside the slots")
 }

@@ -367,10 +367,10 @@ impl<W: Watch> Simulation<W> {
         };
         let Some(rank) = &mut host.rank else { return false };
         if cost.is_zero() && host.work.is_empty() {
-            return rank.carry_out(now, &mut host.endpoint);
+            return rank.carry_out(now, &mut host.endpoint, None);
         }
         // What the rank sends waits for the processor.
-        let worked = rank.carry_out_without_sends(now, &mut host.endpoint, &mut host.work);
+        let worked = rank.carry_out(now, &mut host.endpoint, Some(&mut host.work));
         if let Some(duration) = host.begin_work(cost) {
             self.schedule(now + duration, Event::Work(node));
         }
@@ -385,7 +385,7 @@ impl<W: Watch> Simulation<W> {
                 match work {
                     Work::Compute(_) => {}
                     Work::Complete(completion) => rank.completed(now, &mut host.endpoint, &completion),
-                    Work::Post(action) => rank.try_execute(now, &mut host.endpoint, action),
+                    Work::Post(post) => rank.post(now, &mut host.endpoint, post),
                 }
             }
         }

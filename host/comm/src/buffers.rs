@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::ops::Range;
+use std::sync::Arc;
 
 use castnet_rnic::Lent;
 use castnet_wire::control::{DataType, Operation};
@@ -185,7 +186,8 @@ impl<T> From<(Vec<T>, Vec<T>)> for OwnedBuffers<T> {
 }
 
 impl<T> OwnedBuffers<T> {
-    pub(crate) fn lengths(&self) -> (usize, Option<usize>) {
+    /// As [`Buffers::lengths`].
+    pub fn lengths(&self) -> (usize, Option<usize>) {
         match self {
             Self::InPlace(all) => (all.len(), None),
             Self::Apart(from, to) => (from.len(), Some(to.len())),
@@ -199,52 +201,86 @@ impl<T> OwnedBuffers<T> {
     }
 }
 
+/// An input that is apart. The RNIC reads it, and so does whoever lends it.
+#[derive(Debug)]
+pub(crate) enum Input {
+    Lent(&'static [u8]),
+    Counted(Arc<[u8]>),
+}
+
+impl Input {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Lent(bytes) => bytes,
+            Self::Counted(bytes) => bytes,
+        }
+    }
+
+    pub(crate) fn lend(&self) -> Lent {
+        match self {
+            Self::Lent(bytes) => Lent::shared(bytes),
+            Self::Counted(bytes) => Lent::counted(bytes.clone()),
+        }
+    }
+}
+
 /// The memory of a collective whose caller is another thread or program, until the collective ends. Input and output are
 /// elements of the call's data type.
 #[derive(Debug)]
-pub enum LentBytes {
-    /// The result replaces the contribution.
-    InPlace(&'static mut [u8]),
-    /// Separate input and output.
-    Apart(&'static [u8], &'static mut [u8]),
+pub struct LentBytes {
+    /// The input if it is apart.
+    pub(crate) input: Option<Input>,
+    /// The output, or all in place. Empty while the RNIC has it.
+    pub(crate) rest: Lent,
+    pub(crate) bases: Bases,
 }
 
 impl LentBytes {
+    /// The result replaces the contribution.
+    pub fn in_place(all: &'static mut [u8]) -> Self {
+        Self::new(None, Lent::exclusive(all), Bases::default())
+    }
+
+    /// Separate input and output.
+    pub fn apart(input: &'static [u8], output: &'static mut [u8]) -> Self {
+        let input = Some(Input::Lent(input));
+        Self::new(input, Lent::exclusive(output), Bases::default())
+    }
+
+    /// Its own memory, in place. Input and output begin at these bytes.
+    pub fn owned_in_place(all: Vec<u8>, input: usize, output: usize) -> Self {
+        Self::new(None, Lent::owned(all), Bases { input, output })
+    }
+
+    /// Its own memory, input and output apart.
+    pub fn owned_apart(input: Vec<u8>, output: Vec<u8>) -> Self {
+        let input = Some(Input::Counted(Arc::from(input)));
+        Self::new(input, Lent::owned(output), Bases::default())
+    }
+
+    fn new(input: Option<Input>, rest: Lent, bases: Bases) -> Self {
+        Self { input, rest, bases }
+    }
+
+    /// The first `length` bytes of the output; none if there are fewer.
+    pub fn output(&mut self, length: u64) -> &[u8] {
+        let output = self.data().into_read(Place::output(0), length);
+        output.unwrap_or_default()
+    }
+
     /// Number of input elements of `size` bytes, and of output elements (`None`: the same memory).
     pub(crate) fn lengths(&self, size: usize) -> (usize, Option<usize>) {
-        match self {
-            Self::InPlace(all) => (all.len() / size, None),
-            Self::Apart(from, to) => (from.len() / size, Some(to.len() / size)),
+        let rest = self.rest.bytes().len() / size;
+        match &self.input {
+            Some(input) => (input.bytes().len() / size, Some(rest)),
+            None => (rest, None),
         }
     }
 
-    pub(crate) fn into_data(self, bases: Bases) -> LentData {
-        let (input, rest) = match self {
-            Self::InPlace(all) => (None, all),
-            Self::Apart(from, to) => (Some(from), to),
-        };
-        LentData {
-            input,
-            rest: Lent::exclusive(rest),
-            bases,
-        }
-    }
-}
-
-/// Lent memory of a task.
-pub(crate) struct LentData {
-    /// The input if it is apart.
-    pub(crate) input: Option<&'static [u8]>,
-    /// The output, or all in place. Empty while the RNIC has it.
-    pub(crate) rest: Lent,
-    bases: Bases,
-}
-
-impl LentData {
     pub(crate) fn data(&mut self) -> Data<'_> {
         let rest = self.rest.bytes_mut().unwrap_or_default();
-        match self.input {
-            Some(input) => Data::Apart(input, rest),
+        match &self.input {
+            Some(input) => Data::Apart(input.bytes(), rest),
             None => Data::InPlace(rest, self.bases),
         }
     }
@@ -286,15 +322,6 @@ impl<'a> Data<'a> {
     }
 
     /// `length` bytes of the input or output; `None` where they are out of range, or in scratch memory.
-    pub(crate) fn read(&mut self, place: Place, length: u64) -> Option<&[u8]> {
-        self.reborrow().into_read(place, length)
-    }
-
-    /// `length` writable bytes of the output; `None` where they are out of range. The input is read-only.
-    pub(crate) fn write(&mut self, place: Place, length: u64) -> Option<&mut [u8]> {
-        self.reborrow().into_write(place, length)
-    }
-
     pub(crate) fn into_read(self, place: Place, length: u64) -> Option<&'a [u8]> {
         let offset = place.offset;
         match (self, place.space) {
@@ -306,6 +333,7 @@ impl<'a> Data<'a> {
         }
     }
 
+    /// `length` writable bytes of the output; `None` where they are out of range. The input is read-only.
     pub(crate) fn into_write(self, place: Place, length: u64) -> Option<&'a mut [u8]> {
         let offset = place.offset;
         match (self, place.space) {
@@ -326,15 +354,8 @@ impl<'a> Data<'a> {
         }
     }
 
-    pub(crate) fn reborrow(&mut self) -> Data<'_> {
-        match self {
-            Self::Apart(from, to) => Data::Apart(from, to),
-            Self::InPlace(all, bases) => Data::InPlace(all, *bases),
-        }
-    }
-
     /// Copies from the input to the output. Returns false if a range is out of bounds.
-    pub(crate) fn copy_across(&mut self, from: u64, to: u64, length: u64) -> bool {
+    pub(crate) fn copy_across(self, from: u64, to: u64, length: u64) -> bool {
         let copied = match self {
             Self::Apart(input, output) => range(0, from, length)
                 .and_then(|r| input.get(r))
@@ -356,9 +377,11 @@ impl<'a> Data<'a> {
 /// Input and output of a task.
 pub(crate) enum Memory {
     /// Lent until the task ends.
-    Lent(LentData),
+    Lent(LentBytes),
     /// Its own.
-    Owned(Box<dyn Owned>),
+    Owned(Box<dyn Owned + Send>),
+    /// Nothing is stored.
+    None,
 }
 
 impl Memory {
@@ -366,6 +389,7 @@ impl Memory {
         match self {
             Self::Lent(lent) => lent.data(),
             Self::Owned(own) => own.data(),
+            Self::None => Data::Apart(&[], &mut []),
         }
     }
 }

@@ -8,6 +8,7 @@ use castnet_rnic::Rnic;
 use castnet_wire::control::{DataType, Operation};
 
 use crate::buffers::{Buffers, LentBytes, OwnedBuffers};
+use crate::collectives::Collectives;
 use crate::config::{CommConfig, CommPath};
 use crate::element::Element;
 use crate::error::{CommError, ControllerError, RankName};
@@ -17,7 +18,7 @@ use crate::machine::{Collective, TaskId};
 use crate::shared::SharedRnic;
 use crate::split::{self, Offer};
 
-/// A running non-blocking collective. The communicator keeps its memory until [`Communicator::wait`].
+/// A running non-blocking collective. The communicator keeps its memory until [`Collectives::wait`].
 #[must_use = "a running collective must be waited for"]
 #[derive(Debug)]
 pub struct Request<T> {
@@ -40,7 +41,7 @@ pub struct Running {
 
 /// One rank of a job, connected with all others, or with those of a sub-communicator. All ranks call the same collectives
 /// in the same order, each from one thread, over all communicators of the job. Collectives progress only during a call at
-/// any communicator of the job: a blocking collective, [`Communicator::wait`], [`Communicator::test`] or
+/// any communicator of the job: a blocking collective, [`Collectives::wait`], [`Collectives::test`] or
 /// [`Communicator::progress`]. A hardware RNIC also moves posted work between calls.
 pub struct Communicator {
     job: Rc<Job>,
@@ -77,16 +78,6 @@ impl Communicator {
             members,
             rnic,
         })
-    }
-
-    /// Number of this rank.
-    pub fn rank(&self) -> u16 {
-        self.config.rank
-    }
-
-    /// Number of ranks.
-    pub fn size(&self) -> u16 {
-        self.config.size
     }
 
     /// The ranks of the job that are in this communicator, in the order of its own ranks.
@@ -209,150 +200,6 @@ impl Communicator {
         self.group.borrow().name(rank)
     }
 
-    /// Makes any collective, and waits for its end. The methods for single collectives are this one. The operation is ignored where
-    /// nothing is reduced, and the memory by a barrier.
-    ///
-    /// # Errors
-    /// Any [`CommError`]. All ranks fail, possibly with different errors.
-    pub fn call<T: Element>(
-        &mut self,
-        collective: Collective,
-        operation: Operation,
-        buffers: Buffers<'_, T>,
-    ) -> Result<(), CommError> {
-        self.group.borrow_mut().blocking(collective, operation, buffers)
-    }
-
-    /// Non-blocking [`Communicator::call`].
-    pub fn icall<T: Element>(
-        &mut self,
-        collective: Collective,
-        operation: Operation,
-        buffers: OwnedBuffers<T>,
-    ) -> Result<Request<T>, CommError> {
-        self.group.borrow_mut().begin(collective, operation, buffers)
-    }
-
-    /// Reduces the elements of all ranks, index by index, to all ranks. All ranks pass the same number of elements.
-    ///
-    /// # Errors
-    /// Any [`CommError`]. All ranks fail, possibly with different errors.
-    pub fn allreduce<'a, T: Element>(
-        &mut self,
-        buffers: impl Into<Buffers<'a, T>>,
-        operation: Operation,
-    ) -> Result<(), CommError> {
-        self.call(Collective::AllReduce, operation, buffers.into())
-    }
-
-    /// Reduces the elements of all ranks and returns the result at `root`. The other ranks may pass an input only; they return when all
-    /// ranks have called and their data is sent. If it is lost for good, the next call fails.
-    pub fn reduce<'a, T: Element>(
-        &mut self,
-        buffers: impl Into<Buffers<'a, T>>,
-        operation: Operation,
-        root: u16,
-    ) -> Result<(), CommError> {
-        self.call(Collective::Reduce { root }, operation, buffers.into())
-    }
-
-    /// Copies the buffer of `root` to all ranks. The root returns when all ranks have called and its data is sent. If it is lost for good,
-    /// the next call fails.
-    pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: u16) -> Result<(), CommError> {
-        self.call(
-            Collective::Broadcast { root },
-            Operation::Sum,
-            Buffers::InPlace(buffer),
-        )
-    }
-
-    /// Returns when all ranks have called it.
-    pub fn barrier(&mut self) -> Result<(), CommError> {
-        self.call::<u8>(Collective::Barrier, Operation::Sum, Buffers::InPlace(&mut []))
-    }
-
-    /// Reduces the elements of all ranks and returns block i of the result at rank i. The input has one block for
-    /// each rank. In place, the result replaces this rank's block and the other blocks are unchanged.
-    pub fn reduce_scatter<'a, T: Element>(
-        &mut self,
-        buffers: impl Into<Buffers<'a, T>>,
-        operation: Operation,
-    ) -> Result<(), CommError> {
-        self.call(Collective::ReduceScatter, operation, buffers.into())
-    }
-
-    /// Collects the blocks of all ranks at every rank. The output has one block for each rank. In place, this rank's
-    /// contribution is the block at its own index.
-    pub fn allgather<'a, T: Element>(&mut self, buffers: impl Into<Buffers<'a, T>>) -> Result<(), CommError> {
-        self.call(Collective::AllGather, Operation::Sum, buffers.into())
-    }
-
-    /// Non-blocking [`Communicator::allreduce`].
-    pub fn iallreduce<T: Element>(
-        &mut self,
-        buffers: impl Into<OwnedBuffers<T>>,
-        operation: Operation,
-    ) -> Result<Request<T>, CommError> {
-        self.icall(Collective::AllReduce, operation, buffers.into())
-    }
-
-    /// Non-blocking [`Communicator::reduce`]. At all ranks but `root` the memory is returned unchanged.
-    pub fn ireduce<T: Element>(
-        &mut self,
-        buffers: impl Into<OwnedBuffers<T>>,
-        operation: Operation,
-        root: u16,
-    ) -> Result<Request<T>, CommError> {
-        self.icall(Collective::Reduce { root }, operation, buffers.into())
-    }
-
-    /// Non-blocking [`Communicator::broadcast`].
-    pub fn ibroadcast<T: Element>(&mut self, buffer: Vec<T>, root: u16) -> Result<Request<T>, CommError> {
-        self.icall(
-            Collective::Broadcast { root },
-            Operation::Sum,
-            OwnedBuffers::InPlace(buffer),
-        )
-    }
-
-    /// Non-blocking [`Communicator::barrier`].
-    pub fn ibarrier(&mut self) -> Result<Request<u8>, CommError> {
-        self.icall(
-            Collective::Barrier,
-            Operation::Sum,
-            OwnedBuffers::InPlace(Vec::new()),
-        )
-    }
-
-    /// Non-blocking [`Communicator::reduce_scatter`].
-    pub fn ireduce_scatter<T: Element>(
-        &mut self,
-        buffers: impl Into<OwnedBuffers<T>>,
-        operation: Operation,
-    ) -> Result<Request<T>, CommError> {
-        self.icall(Collective::ReduceScatter, operation, buffers.into())
-    }
-
-    /// Non-blocking [`Communicator::allgather`].
-    pub fn iallgather<T: Element>(
-        &mut self,
-        buffers: impl Into<OwnedBuffers<T>>,
-    ) -> Result<Request<T>, CommError> {
-        self.icall(Collective::AllGather, Operation::Sum, buffers.into())
-    }
-
-    /// Waits until a non-blocking collective of this communicator ends. Returns its output; in place, the whole buffer. The
-    /// buffers are lost on an error.
-    pub fn wait<T: Element>(&mut self, request: Request<T>) -> Result<Vec<T>, CommError> {
-        self.group.borrow_mut().wait(request)
-    }
-
-    /// Progresses all collectives without waiting. Returns true if `request` has ended. Fails if the RNIC or group
-    /// failed.
-    pub fn test<T: Element>(&mut self, request: &Request<T>) -> Result<bool, CommError> {
-        self.group.borrow_mut().test(request)
-    }
-
     /// Progresses all collectives without waiting. Returns true if there was work. Fails if the RNIC or group failed.
     pub fn progress(&mut self) -> Result<bool, CommError> {
         self.group.borrow_mut().progress()
@@ -415,6 +262,44 @@ impl Communicator {
     /// Whether another communicator uses its group.
     fn is_shared(&self) -> bool {
         Rc::strong_count(&self.group) > 2
+    }
+}
+
+impl Collectives for Communicator {
+    type Request<T: Element> = Request<T>;
+
+    fn rank(&self) -> u16 {
+        self.config.rank
+    }
+
+    fn size(&self) -> u16 {
+        self.config.size
+    }
+
+    fn call<T: Element>(
+        &mut self,
+        collective: Collective,
+        operation: Operation,
+        buffers: Buffers<'_, T>,
+    ) -> Result<(), CommError> {
+        self.group.borrow_mut().blocking(collective, operation, buffers)
+    }
+
+    fn icall<T: Element>(
+        &mut self,
+        collective: Collective,
+        operation: Operation,
+        buffers: OwnedBuffers<T>,
+    ) -> Result<Request<T>, CommError> {
+        self.group.borrow_mut().begin(collective, operation, buffers)
+    }
+
+    fn wait<T: Element>(&mut self, request: Request<T>) -> Result<Vec<T>, CommError> {
+        self.group.borrow_mut().wait(request)
+    }
+
+    fn test<T: Element>(&mut self, request: &Request<T>) -> Result<bool, CommError> {
+        self.group.borrow_mut().test(request)
     }
 }
 

@@ -258,7 +258,7 @@ impl Group {
                 break;
             }
         }
-        let machine: Box<dyn Machine> = match qpns.len() {
+        let machine: Box<dyn Machine + Send> = match qpns.len() {
             1 => Box::new(machine),
             lanes => Box::new(Laned::new(vec![machine; lanes])),
         };

@@ -115,7 +115,7 @@ impl Group {
         running.start = Instant::now();
         let owned = match self.run(&mut running)? {
             Memory::Owned(owned) => owned.into_any().downcast::<OwnedData<T>>().ok(),
-            Memory::Lent(_) => None,
+            Memory::Lent(_) | Memory::None => None,
         };
         Ok(owned.map(|d| d.buffers.into_output()).unwrap_or_default())
     }
@@ -280,11 +280,12 @@ impl Group {
         collective: Collective,
         operation: Operation,
         data_type: DataType,
-        bytes: LentBytes,
+        mut bytes: LentBytes,
     ) -> Result<Running, CommError> {
         let lengths = bytes.lengths(data_type.size());
         let (task, bases) = self.check_call(collective, operation, data_type, lengths)?;
-        self.begin_task(collective, task, Memory::Lent(bytes.into_data(bases)))
+        bytes.bases = bases;
+        self.begin_task(collective, task, Memory::Lent(bytes))
     }
 
     fn begin_task(

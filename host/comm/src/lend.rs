@@ -32,9 +32,9 @@ pub unsafe fn lend<T: Element, R>(buffers: Buffers<'_, T>, with: impl FnOnce(Len
     // Unwinding aborts.
     let memory = unsafe {
         match buffers {
-            Buffers::InPlace(all) => LentBytes::InPlace(extend_mut(all)),
-            Buffers::Apart(from, to) => LentBytes::Apart(extend(from), extend_mut(to)),
-            Buffers::From(from) => LentBytes::Apart(extend(from), &mut []),
+            Buffers::InPlace(all) => LentBytes::in_place(extend_mut(all)),
+            Buffers::Apart(from, to) => LentBytes::apart(extend(from), extend_mut(to)),
+            Buffers::From(from) => LentBytes::apart(extend(from), &mut []),
         }
     };
     let result = with(memory);

@@ -1,14 +1,15 @@
 //! CommLib (EPIC 3.2, 3.3): six collectives on slices of any [`Element`], called by the ranks of a job. Switches
 //! compute them or, where the network cannot provide the group, hosts ([`Communicator::path`]).
 //!
+//! - [`Collectives`] has the calls. Communicators of this thread, of a runner, and of several ranks of a host make them.
 //! - [`Communicator`] connects one rank, over any [`castnet_rnic::Rnic`]. [`CommConfig`] has the controller's address,
 //!   the job's name, the rank and the number of ranks.
 //! - All communicators of a process that name the same controllers and certificates share one connection to the controller,
 //!   also with the members of multicast groups.
-//! - [`machine`] holds the algorithms as pure machines, without I/O. The simulator and the tests use them too.
+//! - [`machine`] holds the algorithms as pure machines, without I/O, and [`executor`] executes their actions. The simulator uses both, too.
 //!
 //! ```no_run
-//! use castnet_comm::{CommConfig, CommError, Communicator, Operation};
+//! use castnet_comm::{Collectives, CommConfig, CommError, Communicator, Operation};
 //!
 //! fn sum(config: CommConfig, rnic: Box<dyn castnet_rnic::Rnic>) -> Result<Vec<f32>, CommError> {
 //!     let mut communicator = Communicator::connect(config, rnic)?;
@@ -47,6 +48,7 @@
 //!   rank is replaced by another process, all split again: the new process has no sub-communicators.
 
 mod buffers;
+mod collectives;
 mod communicator;
 mod config;
 mod control;
@@ -54,6 +56,7 @@ mod driver;
 mod element;
 mod error;
 mod establish;
+pub mod executor;
 mod group;
 mod job;
 mod lend;
@@ -66,6 +69,7 @@ pub use castnet_proto::transport::Controllers;
 pub use castnet_rules::{CollectiveMode, LossPolicy, StragglerPolicy};
 pub use castnet_wire::control::{DataType, Operation};
 pub use castnet_wire::spin::{Idle, Progress, Spinner};
+pub use collectives::Collectives;
 pub use communicator::{Communicator, Request, Running};
 pub use config::{CommConfig, CommPath, Fallback, Rendezvous, SECRET_VARIABLE, Secret, Timeouts};
 pub use element::Element;

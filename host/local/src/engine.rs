@@ -231,7 +231,7 @@ struct Run<'e, T: Element, N: Network> {
     kernel: Kernel,
     leaders: Option<&'e mut N>,
     /// The collectives between leaders that run, in the order of their steps.
-    pending: VecDeque<N::Pending<T>>,
+    pending: VecDeque<N::Request<T>>,
     spare: Vec<Vec<T>>,
     began: Instant,
 }
@@ -450,7 +450,7 @@ impl<T: Element, N: Network> Run<'_, T, N> {
             let bytes = bytemuck::cast_slice_mut(&mut data);
             self.engine.segment.read_result(at, 0, bytes);
         }
-        match leaders.begin(step.collective, self.call.operation, data) {
+        match leaders.icall::<T>(step.collective, self.call.operation, data.into()) {
             Ok(pending) => {
                 self.pending.push_back(pending);
                 Ok(())
@@ -467,10 +467,10 @@ impl<T: Element, N: Network> Run<'_, T, N> {
             let Some(pending) = self.pending.front() else {
                 return Ok(false);
             };
-            if !leaders.is_done::<T>(pending).map_err(failed)? {
+            if !leaders.test::<T>(pending).map_err(failed)? {
                 return Ok(false);
             }
-            let ended = self.pending.pop_front().map(|pending| leaders.end(pending));
+            let ended = self.pending.pop_front().map(|pending| leaders.wait::<T>(pending));
             let data = ended.transpose().map_err(failed)?.unwrap_or_default();
             let step = self.step(at);
             if step.arrives_at(self.host) {

@@ -4,7 +4,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use castnet_comm::machine::Collective;
-use castnet_comm::{Buffers, CallLayout, CommConfig, CommError, Element, Operation, RankName};
+use castnet_comm::{
+    Buffers, CallLayout, Collectives, CommConfig, CommError, Element, Operation, OwnedBuffers, RankName,
+};
 
 use crate::choice::{PathChoice, RankPath, choose};
 use crate::engine::{Call, Engine, Memory};
@@ -62,11 +64,22 @@ pub struct PathCounters {
     pub hierarchical_bytes: u64,
 }
 
+impl PathCounters {
+    fn count(&mut self, path: RankPath, bytes: u64) {
+        let (calls, total) = match path {
+            RankPath::Direct => (&mut self.direct_calls, &mut self.direct_bytes),
+            RankPath::Hierarchical => (&mut self.hierarchical_calls, &mut self.hierarchical_bytes),
+        };
+        *calls += 1;
+        *total += bytes;
+    }
+}
+
 /// One rank of a job whose ranks may share hosts. All ranks make the same calls in the same order.
 ///
 /// A call takes one of two paths, the same one at all ranks. On the direct path each rank takes part in the network. On the
 /// hierarchical path the ranks of a host reduce over shared memory, their leader takes part in the network, and they copy
-/// the result from shared memory. See [`choose`].
+/// the result from shared memory. See [`choose`]. Non-blocking calls are direct.
 ///
 /// After an error on the hierarchical path every further call fails: all ranks make the communicator again. Dropped, it is
 /// noticed by the other ranks of the host.
@@ -145,16 +158,6 @@ impl<N: Network> Hierarchical<N> {
         })
     }
 
-    /// Number of this rank.
-    pub fn rank(&self) -> u16 {
-        self.config.rank
-    }
-
-    /// Number of ranks.
-    pub fn size(&self) -> u16 {
-        self.config.size
-    }
-
     /// The communicator of all ranks. `None` after an error on the hierarchical path.
     pub fn world(&self) -> Option<&N> {
         self.network.as_ref().map(|network| &network.world)
@@ -214,41 +217,60 @@ impl<N: Network> Hierarchical<N> {
         }
     }
 
-    /// As [`castnet_comm::Communicator::call`].
-    pub fn call<T: Element>(
+    /// Checks a call. Returns what its buffers mean, and the bytes of [`Hierarchical::path_of`].
+    fn check<T: Element>(
+        &self,
+        collective: Collective,
+        operation: Operation,
+        lengths: (usize, Option<usize>),
+    ) -> Result<(CallLayout, u64), CommError> {
+        let (rank, size) = (self.config.rank, self.config.size);
+        let layout = CallLayout::new(collective, operation, T::DATA_TYPE, lengths, rank, size)?;
+        let bytes = (layout.elements * size_of::<T>()) as u64;
+        match collective {
+            Collective::ReduceScatter | Collective::AllGather => Ok((layout, bytes * u64::from(size))),
+            _ => Ok((layout, bytes)),
+        }
+    }
+
+    /// As [`castnet_comm::Communicator::close`].
+    pub fn close(mut self) -> Result<(), CommError> {
+        let Some(Networks { world, leaders }) = self.network.take() else {
+            return Ok(());
+        };
+        let left = leaders.map_or(Ok(()), N::close);
+        world.close().and(left)
+    }
+}
+
+impl<N: Network> Collectives for Hierarchical<N> {
+    type Request<T: Element> = N::Request<T>;
+
+    fn rank(&self) -> u16 {
+        self.config.rank
+    }
+
+    fn size(&self) -> u16 {
+        self.config.size
+    }
+
+    fn call<T: Element>(
         &mut self,
         collective: Collective,
         operation: Operation,
         buffers: Buffers<'_, T>,
     ) -> Result<(), CommError> {
-        let (rank, size) = (self.config.rank, self.config.size);
+        let (layout, all_bytes) = self.check::<T>(collective, operation, buffers.lengths())?;
+        let path = self.path_of(collective, operation, T::DATA_TYPE, all_bytes)?;
+        let Networks { world, leaders } = networks(&mut self.network)?;
+        self.last = path;
+        self.counters.count(path, all_bytes);
         let CallLayout {
             elements,
             input,
             output,
             reduces,
-        } = CallLayout::new(collective, operation, T::DATA_TYPE, buffers.lengths(), rank, size)?;
-        let bytes = elements * size_of::<T>();
-        let all_bytes = match collective {
-            Collective::ReduceScatter | Collective::AllGather => bytes as u64 * u64::from(size),
-            _ => bytes as u64,
-        };
-        let path = self.path_of(collective, operation, T::DATA_TYPE, all_bytes)?;
-        let Some(Networks { world, leaders }) = &mut self.network else {
-            return Err(CommError::NoHierarchy {
-                reason: "an earlier call has failed; all ranks must connect again".to_owned(),
-            });
-        };
-        self.last = path;
-        let (calls, total) = match path {
-            RankPath::Direct => (&mut self.counters.direct_calls, &mut self.counters.direct_bytes),
-            RankPath::Hierarchical => (
-                &mut self.counters.hierarchical_calls,
-                &mut self.counters.hierarchical_bytes,
-            ),
-        };
-        *calls += 1;
-        *total += all_bytes;
+        } = layout;
         let Ok(Shared { layout, engine }) = &mut self.shared else {
             return world.call(collective, operation, buffers);
         };
@@ -268,7 +290,7 @@ impl<N: Network> Hierarchical<N> {
             config: &self.config,
             collective,
             operation: if reduces { operation } else { Operation::Sum },
-            bytes,
+            bytes: elements * size_of::<T>(),
         };
         let result = engine.run::<T, N>(&call, memory, world, leaders.as_mut());
         if result.is_err() {
@@ -278,58 +300,42 @@ impl<N: Network> Hierarchical<N> {
         result
     }
 
-    /// As [`castnet_comm::Communicator::allreduce`].
-    pub fn allreduce<'a, T: Element>(
+    /// On the direct path. Fails with [`CommError::NoHierarchy`] if only the hierarchical one is allowed.
+    fn icall<T: Element>(
         &mut self,
-        buffers: impl Into<Buffers<'a, T>>,
+        collective: Collective,
         operation: Operation,
-    ) -> Result<(), CommError> {
-        self.call(Collective::AllReduce, operation, buffers.into())
+        buffers: OwnedBuffers<T>,
+    ) -> Result<N::Request<T>, CommError> {
+        if self.options.path == PathChoice::Hierarchical {
+            return Err(CommError::NoHierarchy {
+                reason: "a non-blocking call takes the direct path, which is not allowed".to_owned(),
+            });
+        }
+        let (_, all_bytes) = self.check::<T>(collective, operation, buffers.lengths())?;
+        let Networks { world, .. } = networks(&mut self.network)?;
+        self.last = RankPath::Direct;
+        self.counters.count(RankPath::Direct, all_bytes);
+        if let Ok(Shared { engine, .. }) = &mut self.shared {
+            engine.count_direct();
+        }
+        world.icall(collective, operation, buffers)
     }
 
-    /// As [`castnet_comm::Communicator::reduce`].
-    pub fn reduce<'a, T: Element>(
-        &mut self,
-        buffers: impl Into<Buffers<'a, T>>,
-        operation: Operation,
-        root: u16,
-    ) -> Result<(), CommError> {
-        self.call(Collective::Reduce { root }, operation, buffers.into())
+    fn wait<T: Element>(&mut self, request: N::Request<T>) -> Result<Vec<T>, CommError> {
+        networks(&mut self.network)?.world.wait::<T>(request)
     }
 
-    /// As [`castnet_comm::Communicator::broadcast`].
-    pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: u16) -> Result<(), CommError> {
-        let collective = Collective::Broadcast { root };
-        self.call(collective, Operation::Sum, Buffers::InPlace(buffer))
+    fn test<T: Element>(&mut self, request: &N::Request<T>) -> Result<bool, CommError> {
+        networks(&mut self.network)?.world.test::<T>(request)
     }
+}
 
-    /// As [`castnet_comm::Communicator::barrier`].
-    pub fn barrier(&mut self) -> Result<(), CommError> {
-        self.call::<u8>(Collective::Barrier, Operation::Sum, Buffers::InPlace(&mut []))
-    }
-
-    /// As [`castnet_comm::Communicator::reduce_scatter`].
-    pub fn reduce_scatter<'a, T: Element>(
-        &mut self,
-        buffers: impl Into<Buffers<'a, T>>,
-        operation: Operation,
-    ) -> Result<(), CommError> {
-        self.call(Collective::ReduceScatter, operation, buffers.into())
-    }
-
-    /// As [`castnet_comm::Communicator::allgather`].
-    pub fn allgather<'a, T: Element>(&mut self, buffers: impl Into<Buffers<'a, T>>) -> Result<(), CommError> {
-        self.call(Collective::AllGather, Operation::Sum, buffers.into())
-    }
-
-    /// As [`castnet_comm::Communicator::close`].
-    pub fn close(mut self) -> Result<(), CommError> {
-        let Some(Networks { world, leaders }) = self.network.take() else {
-            return Ok(());
-        };
-        let left = leaders.map_or(Ok(()), N::close);
-        world.close().and(left)
-    }
+/// The communicators, unless an earlier call has failed.
+fn networks<N>(network: &mut Option<Networks<N>>) -> Result<&mut Networks<N>, CommError> {
+    network.as_mut().ok_or_else(|| CommError::NoHierarchy {
+        reason: "an earlier call has failed; all ranks must connect again".to_owned(),
+    })
 }
 
 /// What ranks that can share memory have in common.

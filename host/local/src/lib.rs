@@ -7,7 +7,7 @@
 //! - [`numa`] finds the node of an RNIC, where the memory of a host and the thread of its leader are placed.
 //!
 //! ```no_run
-//! use castnet_comm::{CommConfig, CommError, Communicator, Operation};
+//! use castnet_comm::{Collectives, CommConfig, CommError, Communicator, Operation};
 //! use castnet_local::{Hierarchical, Options, PathChoice};
 //!
 //! fn sum(config: CommConfig, rnic: Box<dyn castnet_rnic::Rnic>) -> Result<Vec<f32>, CommError> {

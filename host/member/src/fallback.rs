@@ -14,7 +14,7 @@ mod sending;
 use std::io;
 use std::sync::Arc;
 
-use castnet_comm::{CommError, Communicator};
+use castnet_comm::{Collectives, CommError, Communicator};
 use castnet_rnic::stream::StreamError;
 
 use crate::error::MemberError;

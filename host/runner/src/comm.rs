@@ -7,7 +7,7 @@ use std::sync::mpsc::sync_channel;
 use std::task::{Context, Poll};
 
 use castnet_comm::machine::Collective;
-use castnet_comm::{Buffers, CommError, CommPath, Element, LentBytes, Operation, OwnedBuffers};
+use castnet_comm::{Buffers, Collectives, CommError, CommPath, Element, LentBytes, Operation, OwnedBuffers};
 
 use crate::lend::{LentBuffers, lend};
 use crate::queue::{Call, CommId, Command, Joined, Queue, Reply};
@@ -41,16 +41,6 @@ impl Comm {
             size,
             queue,
         }))
-    }
-
-    /// Number of this rank.
-    pub fn rank(&self) -> u16 {
-        self.0.rank
-    }
-
-    /// Number of ranks.
-    pub fn size(&self) -> u16 {
-        self.0.size
     }
 
     /// The path that its collectives take. Waits for the runner.
@@ -97,10 +87,21 @@ impl Comm {
         let completer = Completer::new(ticket);
         self.0.queue.push(Command::Call(self.0.id, call, completer));
     }
+}
 
-    /// As [`castnet_comm::Communicator::call`].
-    pub fn call<T: Element>(
-        &self,
+impl Collectives for Comm {
+    type Request<T: Element> = Pending<T>;
+
+    fn rank(&self) -> u16 {
+        self.0.rank
+    }
+
+    fn size(&self) -> u16 {
+        self.0.size
+    }
+
+    fn call<T: Element>(
+        &mut self,
         collective: Collective,
         operation: Operation,
         buffers: Buffers<'_, T>,
@@ -110,110 +111,22 @@ impl Comm {
         })
     }
 
-    /// Non-blocking [`Comm::call`].
-    pub fn icall<T: Element>(
-        &self,
+    fn icall<T: Element>(
+        &mut self,
         collective: Collective,
         operation: Operation,
         buffers: OwnedBuffers<T>,
-    ) -> Pending<T> {
+    ) -> Result<Pending<T>, CommError> {
         let submit = |memory, ticket: &_| self.submit::<T>(collective, operation, memory, ticket);
-        Pending(Some(LentBuffers::new(buffers, submit)))
+        Ok(Pending(Some(LentBuffers::new(buffers, submit))))
     }
 
-    /// As [`castnet_comm::Communicator::allreduce`].
-    pub fn allreduce<'a, T: Element>(
-        &self,
-        buffers: impl Into<Buffers<'a, T>>,
-        operation: Operation,
-    ) -> Result<(), CommError> {
-        self.call(Collective::AllReduce, operation, buffers.into())
+    fn wait<T: Element>(&mut self, request: Pending<T>) -> Result<Vec<T>, CommError> {
+        request.wait()
     }
 
-    /// As [`castnet_comm::Communicator::reduce`].
-    pub fn reduce<'a, T: Element>(
-        &self,
-        buffers: impl Into<Buffers<'a, T>>,
-        operation: Operation,
-        root: u16,
-    ) -> Result<(), CommError> {
-        self.call(Collective::Reduce { root }, operation, buffers.into())
-    }
-
-    /// As [`castnet_comm::Communicator::broadcast`].
-    pub fn broadcast<T: Element>(&self, buffer: &mut [T], root: u16) -> Result<(), CommError> {
-        let collective = Collective::Broadcast { root };
-        self.call(collective, Operation::Sum, Buffers::InPlace(buffer))
-    }
-
-    /// As [`castnet_comm::Communicator::barrier`].
-    pub fn barrier(&self) -> Result<(), CommError> {
-        self.call::<u8>(Collective::Barrier, Operation::Sum, Buffers::InPlace(&mut []))
-    }
-
-    /// As [`castnet_comm::Communicator::reduce_scatter`].
-    pub fn reduce_scatter<'a, T: Element>(
-        &self,
-        buffers: impl Into<Buffers<'a, T>>,
-        operation: Operation,
-    ) -> Result<(), CommError> {
-        self.call(Collective::ReduceScatter, operation, buffers.into())
-    }
-
-    /// As [`castnet_comm::Communicator::allgather`].
-    pub fn allgather<'a, T: Element>(&self, buffers: impl Into<Buffers<'a, T>>) -> Result<(), CommError> {
-        self.call(Collective::AllGather, Operation::Sum, buffers.into())
-    }
-
-    /// Non-blocking [`Comm::allreduce`].
-    pub fn iallreduce<T: Element>(
-        &self,
-        buffers: impl Into<OwnedBuffers<T>>,
-        operation: Operation,
-    ) -> Pending<T> {
-        self.icall(Collective::AllReduce, operation, buffers.into())
-    }
-
-    /// Non-blocking [`Comm::reduce`]. At all ranks but `root` the memory is returned unchanged.
-    pub fn ireduce<T: Element>(
-        &self,
-        buffers: impl Into<OwnedBuffers<T>>,
-        operation: Operation,
-        root: u16,
-    ) -> Pending<T> {
-        self.icall(Collective::Reduce { root }, operation, buffers.into())
-    }
-
-    /// Non-blocking [`Comm::broadcast`].
-    pub fn ibroadcast<T: Element>(&self, buffer: Vec<T>, root: u16) -> Pending<T> {
-        self.icall(
-            Collective::Broadcast { root },
-            Operation::Sum,
-            OwnedBuffers::InPlace(buffer),
-        )
-    }
-
-    /// Non-blocking [`Comm::barrier`].
-    pub fn ibarrier(&self) -> Pending<u8> {
-        self.icall(
-            Collective::Barrier,
-            Operation::Sum,
-            OwnedBuffers::InPlace(Vec::new()),
-        )
-    }
-
-    /// Non-blocking [`Comm::reduce_scatter`].
-    pub fn ireduce_scatter<T: Element>(
-        &self,
-        buffers: impl Into<OwnedBuffers<T>>,
-        operation: Operation,
-    ) -> Pending<T> {
-        self.icall(Collective::ReduceScatter, operation, buffers.into())
-    }
-
-    /// Non-blocking [`Comm::allgather`].
-    pub fn iallgather<T: Element>(&self, buffers: impl Into<OwnedBuffers<T>>) -> Pending<T> {
-        self.icall(Collective::AllGather, Operation::Sum, buffers.into())
+    fn test<T: Element>(&mut self, request: &Pending<T>) -> Result<bool, CommError> {
+        Ok(request.is_done())
     }
 }
 

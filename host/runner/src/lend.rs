@@ -88,8 +88,8 @@ impl<T: Element> LentBuffers<T> {
         let memory = unsafe {
             let to = lent.to.bytes_mut();
             match &mut lent.from {
-                None => LentBytes::InPlace(to),
-                Some(from) => LentBytes::Apart(from.bytes_mut(), to),
+                None => LentBytes::in_place(to),
+                Some(from) => LentBytes::apart(from.bytes_mut(), to),
             }
         };
         submit(memory, &lent.ticket);

@@ -7,7 +7,9 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use castnet_comm::{CommConfig, CommError, Communicator, Idle, Progress, Running, SharedRnic, Spinner};
+use castnet_comm::{
+    Collectives, CommConfig, CommError, Communicator, Idle, Progress, Running, SharedRnic, Spinner,
+};
 use castnet_rnic::Rnic;
 use castnet_wire::Nanos;
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use castnet_comm::{
-    CollectiveMode, CommConfig, CommError, CommPath, Communicator, Fallback, Operation, Timeouts,
+    CollectiveMode, Collectives, CommConfig, CommError, CommPath, Communicator, Fallback, Operation, Timeouts,
 };
 use castnet_console::api;
 use castnet_console::connect;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use castnet_comm::{CommConfig, CommError, Communicator, Fallback, Operation, SharedRnic};
+use castnet_comm::{Collectives, CommConfig, CommError, Communicator, Fallback, Operation, SharedRnic};
 use castnet_commands::collective::{Call, HowArgs, RankArgs, Sizes, failure, median, wrong_elements};
 use castnet_commands::{Stop, failure as host_failure};
 use castnet_console::exit::{Failure, Outcome};

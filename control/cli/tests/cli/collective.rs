@@ -1,6 +1,6 @@
 //! Collective groups over real switches; what operators see of them through the binary.
 
-use castnet_comm::Operation;
+use castnet_comm::{Collectives, Operation};
 use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase;
 use castnet_worker::DataplaneConfig;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::task::{Context, Poll};
 
-use castnet_comm::Operation;
+use castnet_comm::{Collectives, Operation};
 use castnet_member::StreamHeader;
 use castnet_proto::term::{joined_at, joined_elsewhere};
 use castnet_proto::transport::{Address, Connection, Security, Server, serve};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use castnet_comm::Operation;
+use castnet_comm::{Collectives, Operation};
 use castnet_member::{Fate, Group, MemberConfig, MemberError, ReceiverState, Role, StreamHeader};
 use castnet_port::BoxPort;
 use castnet_proto::states::WatchedGroups;

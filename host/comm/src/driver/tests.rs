@@ -5,13 +5,16 @@ use std::time::Duration;
 
 use castnet_rnic::conformance::{TwoDevices, software};
 use castnet_rnic::{
-    Access, MemoryRegion, QpOptions, QpRemote, QpState, QueueLimits, RecvWr, Rnic, SendOp, SendWr,
+    LocalSlice, MemoryKey, MemoryRegion, QpOptions, QpRemote, QpState, QueueLimits, RecvWr, SendOp, SendWr,
+    Status,
 };
 use castnet_wire::control::{Control, DataType, Operation};
 
 use super::*;
-use crate::buffers::{Bases, LentBytes};
-use crate::machine::{Collective, InNetwork, InNetworkConfig, Waiting};
+use crate::buffers::LentBytes;
+use crate::machine::{
+    Action, ChannelShape, Collective, Content, Event, InNetwork, InNetworkConfig, Place, Waiting,
+};
 
 const MTU: usize = 1500;
 const BYTES: usize = 200_000;
@@ -30,7 +33,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(machine: impl Machine + 'static) -> Self {
+    fn new(machine: impl Machine + Send + 'static) -> Self {
         let TwoDevices(rank, switch) = software(MTU).expect("RNICs");
         let mut rnics: [Box<dyn Rnic>; 2] = [Box::new(rank), Box::new(switch)];
         let shape = machine.shape();
@@ -86,7 +89,7 @@ impl Bench {
     /// Starts an AllReduce in place, of bytes that differ.
     fn start(&mut self) -> TaskId {
         let bytes: Vec<u8> = (0..BYTES).map(byte).collect();
-        let memory = LentBytes::InPlace(bytes.leak()).into_data(Bases::default());
+        let memory = LentBytes::in_place(bytes.leak());
         let task = Task {
             collective: Collective::AllReduce,
             operation: Operation::Sum,
@@ -152,16 +155,16 @@ impl Bench {
 
     /// Number of slots of the rank that had data in them.
     fn used_slots(&self) -> usize {
-        let channel = &self.driver.channels[0];
-        let used = |region: &MemoryRegion| {
-            let mut bytes = vec![0; region.length];
-            self.rank.read_memory(region.key, 0, &mut bytes).expect("read");
+        let (channel, shape) = (&self.driver.executor.channels[0], self.driver.machine().shape());
+        let used = |key: MemoryKey, slots: u32| {
+            let mut bytes = vec![0; slots as usize * self.slot_bytes as usize];
+            self.rank.read_memory(key, 0, &mut bytes).expect("read");
             let slots = bytes.chunks_exact(self.slot_bytes as usize);
             slots
                 .filter(|slot| slot[Control::LEN..].iter().any(|&byte| byte != 0))
                 .count()
         };
-        used(&channel.sends) + used(&channel.receives)
+        used(channel.sends, shape.send_slots) + used(channel.receives, shape.receive_slots)
     }
 }
 
@@ -216,7 +219,7 @@ fn results_that_arrive_later_do_not_change_memory_that_was_taken_back() {
         bench.step_rank();
         bench.step_switch();
     }
-    let mut pending = bench.driver.pending.remove(&task).expect("it runs");
+    let mut pending = bench.driver.executor.tasks.remove(&task).expect("it runs");
     assert!(!pending.is_done());
     pending.end_lending(&mut *bench.rank);
     let before = bytes_of(&mut pending.memory);
@@ -319,7 +322,12 @@ fn memory_comes_back_when_what_was_sent_from_it_is_acknowledged() {
         // A task that is closed while it runs has its memory back, too.
         let task = bench.start();
         bench.driver.close(&mut *bench.rank);
-        let pending = bench.driver.pending.get_mut(&task).expect("it is not taken");
+        let pending = bench
+            .driver
+            .executor
+            .tasks
+            .get_mut(&task)
+            .expect("it is not taken");
         assert_eq!(bytes_of(&mut pending.memory)[7], byte(7));
     }
 }

@@ -44,7 +44,7 @@
 //!
 //! A task ends when all ranks agree on its calls, this rank has posted what it sends, and has received its results. Data that
 //! only goes out (the source of a Broadcast, the contributors of a Reduce) may still wait for its acknowledgement: it is in
-//! its slot, or the driver waits before it gives the task's memory back. If it is lost for good, the next task fails with
+//! its slot, or the executor waits before it gives the task's memory back. If it is lost for good, the next task fails with
 //! the cause. So a rank does not wait for the other ranks once more, which takes longer than a small call itself.
 //!
 //! # Receives

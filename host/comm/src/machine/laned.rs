@@ -117,7 +117,7 @@ impl Laned {
         }
     }
 
-    /// Translates a lane's action to one of the whole task; `None` where the driver has nothing to do.
+    /// Translates a lane's action to one of the whole task; `None` where the executor has nothing to do.
     fn translate(&mut self, lane: usize, mut action: Action) -> Option<Action> {
         let own_channel = ChannelId(lane as u16);
         let cuts = &mut self.lanes[lane].cuts;

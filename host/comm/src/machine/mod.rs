@@ -1,4 +1,4 @@
-//! The collectives of one rank as pure machines. The driver of this crate and the simulator execute their actions.
+//! The collectives of one rank as pure machines. [`crate::executor`] executes their actions.
 //!
 //! [`InNetwork`] is the rank's side of collectives that switches compute (EPIC 3.3.2, appendix A). [`HostBased`] runs
 //! ring, tree and dissemination algorithms between ranks. [`Laned`] splits collectives over several [`InNetwork`].
@@ -18,7 +18,7 @@
 //!
 //! # Without slots
 //!
-//! A driver may receive a message with a [`Target`] straight into the memory of its task; then [`Action::Deliver`] has
+//! An executor may receive a message with a [`Target`] straight into the memory of its task; then [`Action::Deliver`] has
 //! nothing to do. If [`Machine::may_send_from_tasks`] returns true, it may also send straight from the memory of a task.
 //! The task then ends when these sends are acknowledged, not before: until then they may be repeated.
 
@@ -67,7 +67,7 @@ pub enum Space {
     Input,
     /// The result at this rank, [`Task::output_bytes`] long.
     Output,
-    /// Memory of the driver, [`Machine::scratch_bytes`] long, with undefined content at the start.
+    /// Memory of the executor, [`Machine::scratch_bytes`] long, with undefined content at the start.
     Scratch,
 }
 
@@ -132,7 +132,7 @@ pub struct Target {
     pub length: u32,
 }
 
-/// An instruction to the driver.
+/// An instruction to the executor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Post a receive for a whole slot, or for the target instead.

@@ -2,7 +2,8 @@
 
 use castnet_comm::machine::Collective;
 use castnet_comm::{
-    Buffers, CommConfig, CommError, CommPath, Communicator, Element, Fallback, Operation, SharedRnic,
+    Buffers, Collectives, CommConfig, CommError, CommPath, Communicator, Element, Fallback, Operation,
+    SharedRnic,
 };
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, remark};

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use castnet_comm::Communicator;
+use castnet_comm::{Collectives, Communicator};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, remark};
 use castnet_member::fallback::{

@@ -32,37 +32,44 @@ const fn slice(key: MemoryKey, length: u32) -> LocalSlice {
 
 #[test]
 fn messages_leave_from_lent_memory_and_arrive_in_it() {
-    let mut b = bench();
-    let (from, to) = (
-        lend(&mut b, Lent::shared(leak(2000))),
-        lend(&mut b, Lent::exclusive(Box::leak(vec![0; 2000].into()))),
+    let borrowed = (
+        Lent::shared(leak(2000)),
+        Lent::exclusive(Box::leak(vec![0; 2000].into())),
     );
-    let local = slice(from, 2000);
-    b.endpoint
-        .post_send(MY_QPN, SendWr::new(1, SendOp::Send, local))
-        .unwrap();
-    b.endpoint
-        .post_recv(
-            MY_QPN,
-            RecvWr {
-                wr_id: 2,
-                local: slice(to, 2000),
-            },
-        )
-        .unwrap();
-    b.sends(&["SEND_FIRST 0 [1024]", "SEND_LAST 1 A [976]"]);
-    b.ack(1);
-    b.feed(&Packet::request(Opcode::SendFirst, 100, 1024));
-    b.feed(&Packet::request(Opcode::SendLast, 101, 976));
-    b.completes(&[(1, Status::Success), (2, Status::Success)]);
-    let back = b.endpoint.end_lending(to).expect("lent");
-    assert!(
-        back.bytes()[..1024]
-            .iter()
-            .enumerate()
-            .all(|(i, &byte)| byte == pattern(i))
+    let owned = (
+        Lent::counted(leak(2000).to_vec().into()),
+        Lent::owned(vec![0; 2000]),
     );
-    assert_eq!(b.endpoint.end_lending(from).expect("lent").bytes().len(), 2000);
+    for (from, to) in [borrowed, owned] {
+        let mut b = bench();
+        let (from, to) = (lend(&mut b, from), lend(&mut b, to));
+        let local = slice(from, 2000);
+        b.endpoint
+            .post_send(MY_QPN, SendWr::new(1, SendOp::Send, local))
+            .unwrap();
+        b.endpoint
+            .post_recv(
+                MY_QPN,
+                RecvWr {
+                    wr_id: 2,
+                    local: slice(to, 2000),
+                },
+            )
+            .unwrap();
+        b.sends(&["SEND_FIRST 0 [1024]", "SEND_LAST 1 A [976]"]);
+        b.ack(1);
+        b.feed(&Packet::request(Opcode::SendFirst, 100, 1024));
+        b.feed(&Packet::request(Opcode::SendLast, 101, 976));
+        b.completes(&[(1, Status::Success), (2, Status::Success)]);
+        let back = b.endpoint.end_lending(to).expect("lent");
+        assert!(
+            back.bytes()[..1024]
+                .iter()
+                .enumerate()
+                .all(|(i, &byte)| byte == pattern(i))
+        );
+        assert_eq!(b.endpoint.end_lending(from).expect("lent").bytes().len(), 2000);
+    }
 }
 
 #[test]
@@ -102,19 +109,21 @@ fn memory_that_was_returned_is_not_sent_again() {
 #[test]
 fn lent_memory_has_no_more_rights_than_its_owner_gave() {
     let mut b = bench();
-    let key = lend(&mut b, Lent::shared(leak(64)));
-    let refused = b.endpoint.post_recv(
-        MY_QPN,
-        RecvWr {
-            wr_id: 1,
-            local: slice(key, 64),
-        },
-    );
-    assert_eq!(refused, Err(PostError::NotWritable { key }));
-    assert_eq!(
-        b.endpoint.memory_mut(key).err(),
-        Some(MemoryError::ReadOnly { key })
-    );
+    for memory in [Lent::shared(leak(64)), Lent::counted(leak(64).to_vec().into())] {
+        let key = lend(&mut b, memory);
+        let refused = b.endpoint.post_recv(
+            MY_QPN,
+            RecvWr {
+                wr_id: 1,
+                local: slice(key, 64),
+            },
+        );
+        assert_eq!(refused, Err(PostError::NotWritable { key }));
+        assert_eq!(
+            b.endpoint.memory_mut(key).err(),
+            Some(MemoryError::ReadOnly { key })
+        );
+    }
     // No remote writes to it: the endpoint gives it no virtual address.
     let key = lend(&mut b, Lent::exclusive(leak(64)));
     b.feed(&Packet::request(Opcode::WriteOnly, 100, 4).reth(0, key.rkey(), 4));

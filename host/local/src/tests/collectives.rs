@@ -1,7 +1,7 @@
 //! Every collective, type and operation, over any layout, against the slow twin.
 
 use castnet_comm::machine::Collective;
-use castnet_comm::{DataType, Element, Operation, bf16, f16};
+use castnet_comm::{Collectives, DataType, Element, Operation, bf16, f16};
 use castnet_reduce::CallFlags;
 use proptest::prelude::*;
 

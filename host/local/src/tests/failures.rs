@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use castnet_comm::{CommError, Operation};
+use castnet_comm::{Collectives, CommError, Operation};
 
 use super::{job, options};
 use crate::{Options, PathChoice, RankPath};
@@ -149,6 +149,33 @@ fn rank_order_is_kept_or_refused() {
             assert_eq!(path(Operation::Max).expect("a path"), RankPath::Hierarchical);
         },
     );
+}
+
+#[test]
+fn a_call_that_does_not_block_is_direct_beside_others_or_refused() {
+    for path in [PathChoice::Auto, PathChoice::Hierarchical] {
+        job(
+            &[0, 0, 1],
+            |_| (),
+            Options::new(path),
+            |ranks| {
+                let mut ranks = ranks.expect("ranks");
+                let started = ranks.iallreduce(vec![1_u32; 300], Operation::Sum);
+                let mut data = vec![2_u32; 3000];
+                ranks.allreduce(&mut data, Operation::Sum).expect("a sum");
+                assert_eq!(data, vec![6; 3000]);
+                assert_eq!(ranks.last_path(), RankPath::Hierarchical);
+                match started {
+                    Ok(started) => assert_eq!(ranks.wait(started).expect("a sum"), vec![3; 300]),
+                    Err(error) => assert!(matches!(error, CommError::NoHierarchy { .. }), "{error}"),
+                }
+                let counted = ranks.counters();
+                let direct = u64::from(path == PathChoice::Auto);
+                assert_eq!((counted.direct_calls, counted.hierarchical_calls), (direct, 1));
+                ranks.close().expect("closed");
+            },
+        );
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use castnet_comm::machine::Collective;
-use castnet_comm::{Buffers, CommError, DataType, Element, Operation};
+use castnet_comm::{Buffers, Collectives, CommError, DataType, Element, Operation, OwnedBuffers};
 use castnet_reduce::CallFlags;
 
 use crate::Network;
@@ -76,7 +76,7 @@ impl Fake {
         Self { board, rank, next: 0 }
     }
 
-    fn wait<R>(&self, mut ready: impl FnMut(&mut Calls) -> Option<R>) -> Result<R, CommError> {
+    fn when<R>(&self, mut ready: impl FnMut(&mut Calls) -> Option<R>) -> Result<R, CommError> {
         let (calls, changed) = &*self.board.calls;
         let (mut calls, start) = (calls.lock().expect("no panic"), Instant::now());
         loop {
@@ -116,7 +116,7 @@ impl Fake {
     }
 
     fn take(&self, number: u64) -> Result<Vec<u8>, CommError> {
-        self.wait(|calls| calls.results.remove(&(number, self.rank)))
+        self.when(|calls| calls.results.remove(&(number, self.rank)))
     }
 }
 
@@ -191,8 +191,8 @@ pub(super) fn elements<T: Element>(bytes: &[u8]) -> Vec<T> {
         .collect()
 }
 
-impl Network for Fake {
-    type Pending<T: Element> = Started<T>;
+impl Collectives for Fake {
+    type Request<T: Element> = Started<T>;
 
     fn rank(&self) -> u16 {
         self.rank as u16
@@ -200,31 +200,6 @@ impl Network for Fake {
 
     fn size(&self) -> u16 {
         self.board.size as u16
-    }
-
-    fn part(&mut self, is_in: bool) -> Result<Option<Self>, CommError> {
-        let number = self.next;
-        self.next += 1;
-        let (size, rank) = (self.board.size, self.rank);
-        {
-            let (calls, changed) = &*self.board.calls;
-            let mut calls = calls.lock().expect("no panic");
-            let (given, board) = calls
-                .parts
-                .entry(number)
-                .or_insert_with(|| (vec![None; size], None));
-            given[rank] = Some(is_in);
-            if let Some(all) = given.iter().copied().collect::<Option<Vec<_>>>() {
-                *board = Some(Board::new(all.iter().filter(|is_in| **is_in).count()));
-                changed.notify_all();
-            }
-        }
-        self.wait(|calls| {
-            let (given, board) = calls.parts.get(&number)?;
-            let place = given[..rank].iter().filter(|is_in| **is_in == Some(true)).count();
-            let board = board.clone()?;
-            Some(is_in.then(|| Self::new(board, place)))
-        })
     }
 
     fn call<T: Element>(
@@ -242,17 +217,26 @@ impl Network for Fake {
         Ok(())
     }
 
-    fn begin<T: Element>(
+    fn icall<T: Element>(
         &mut self,
         collective: Collective,
         operation: Operation,
-        data: Vec<T>,
+        buffers: OwnedBuffers<T>,
     ) -> Result<Started<T>, CommError> {
+        // Only what this crate and its tests start.
+        let OwnedBuffers::InPlace(data) = buffers else {
+            unreachable!("in place")
+        };
         let number = self.give::<T>(collective, operation, bytemuck::cast_slice(&data).to_vec());
         Ok(Started(number, PhantomData))
     }
 
-    fn is_done<T: Element>(&mut self, pending: &Started<T>) -> Result<bool, CommError> {
+    fn wait<T: Element>(&mut self, pending: Started<T>) -> Result<Vec<T>, CommError> {
+        let bytes = self.take(pending.0)?;
+        Ok(elements(&bytes))
+    }
+
+    fn test<T: Element>(&mut self, pending: &Started<T>) -> Result<bool, CommError> {
         let calls = self.board.calls.0.lock().expect("no panic");
         match calls.results.contains_key(&(pending.0, self.rank)) {
             true => Ok(true),
@@ -260,10 +244,32 @@ impl Network for Fake {
             false => Ok(false),
         }
     }
+}
 
-    fn end<T: Element>(&mut self, pending: Started<T>) -> Result<Vec<T>, CommError> {
-        let bytes = self.take(pending.0)?;
-        Ok(elements(&bytes))
+impl Network for Fake {
+    fn part(&mut self, is_in: bool) -> Result<Option<Self>, CommError> {
+        let number = self.next;
+        self.next += 1;
+        let (size, rank) = (self.board.size, self.rank);
+        {
+            let (calls, changed) = &*self.board.calls;
+            let mut calls = calls.lock().expect("no panic");
+            let (given, board) = calls
+                .parts
+                .entry(number)
+                .or_insert_with(|| (vec![None; size], None));
+            given[rank] = Some(is_in);
+            if let Some(all) = given.iter().copied().collect::<Option<Vec<_>>>() {
+                *board = Some(Board::new(all.iter().filter(|is_in| **is_in).count()));
+                changed.notify_all();
+            }
+        }
+        self.when(|calls| {
+            let (given, board) = calls.parts.get(&number)?;
+            let place = given[..rank].iter().filter(|is_in| **is_in == Some(true)).count();
+            let board = board.clone()?;
+            Some(is_in.then(|| Self::new(board, place)))
+        })
     }
 
     fn poll(&mut self) -> Result<(), CommError> {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::io::{self, Write};
 use std::time::Duration;
 
-use castnet_comm::Communicator;
+use castnet_comm::{Collectives, Communicator};
 use castnet_rnic::stream::{StreamHeader, StreamSummary};
 
 use super::course::{Order, Position, fresh};

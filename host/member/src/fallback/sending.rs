@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use castnet_comm::{CommError, Communicator};
+use castnet_comm::{Collectives, CommError, Communicator};
 use castnet_proto::convert::reason_line;
 use castnet_rnic::stream::{StreamHeader, StreamSummary};
 

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::fabric::{Fabric, STAR, TWO_TIERS};
 use castnet_comm::{
-    CommConfig, CommError, CommPath, Communicator, Element, Fallback, Operation, SharedRnic, bf16, f16,
+    Collectives, CommConfig, CommError, CommPath, Communicator, Element, Fallback, Operation, SharedRnic,
+    bf16, f16,
 };
 use castnet_e2e::process::PATIENCE;
 use castnet_rnic::Rnic;

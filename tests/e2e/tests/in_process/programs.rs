@@ -4,28 +4,17 @@
 use std::sync::Arc;
 
 use crate::fabric::{Fabric, STAR, TWO_TIERS};
-use castnet_comm::{
-    CommConfig, CommError, Communicator, Fallback, LossPolicy, Operation, OwnedBuffers, Request,
-};
-use castnet_runner::{Comm, Pending, Runner};
+use castnet_comm::machine::Collective;
+use castnet_comm::{Collectives, CommConfig, Communicator, Fallback, LossPolicy, Operation, OwnedBuffers};
+use castnet_runner::Runner;
 use castnet_wire::Pmtu;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// One step of a program, the same at all ranks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Step {
-    AllReduce,
-    Reduce(u16),
-    Broadcast(u16),
-    ReduceScatter,
-    AllGather,
-    Barrier,
-}
-
-#[derive(Clone, Copy, Debug)]
 pub(crate) struct Line {
-    step: Step,
+    collective: Collective,
     operation: Operation,
     length: usize,
     in_place: bool,
@@ -42,13 +31,17 @@ pub(crate) fn line(random: &mut ChaCha8Rng, size: u16) -> Line {
         Operation::BitOr,
     ];
     Line {
-        step: match random.random_range(0..6) {
-            0 => Step::AllReduce,
-            1 => Step::Reduce(random.random_range(0..size)),
-            2 => Step::Broadcast(random.random_range(0..size)),
-            3 => Step::ReduceScatter,
-            4 => Step::AllGather,
-            _ => Step::Barrier,
+        collective: match random.random_range(0..6) {
+            0 => Collective::AllReduce,
+            1 => Collective::Reduce {
+                root: random.random_range(0..size),
+            },
+            2 => Collective::Broadcast {
+                root: random.random_range(0..size),
+            },
+            3 => Collective::ReduceScatter,
+            4 => Collective::AllGather,
+            _ => Collective::Barrier,
         },
         operation: operations[random.random_range(0..operations.len())],
         length: match random.random_range(0..4) {
@@ -81,66 +74,13 @@ fn fold(operation: Operation, a: i32, b: i32) -> i32 {
     }
 }
 
-/// What a communicator of a thread and one of a runner have in common.
-pub(crate) trait Collectives {
-    type Running;
-
-    fn ranks(&self) -> (u16, u16);
-    fn barrier(&mut self);
-    fn begin(&mut self, step: Step, operation: Operation, buffers: OwnedBuffers<i32>) -> Self::Running;
-    fn end(&mut self, running: Self::Running) -> Result<Vec<i32>, CommError>;
-}
-
-macro_rules! collectives {
-    ($comm:ty, $running:ty, $started:expr, $end:expr) => {
-        impl Collectives for $comm {
-            type Running = $running;
-
-            fn ranks(&self) -> (u16, u16) {
-                (self.rank(), self.size())
-            }
-
-            fn barrier(&mut self) {
-                <$comm>::barrier(self).expect("barrier");
-            }
-
-            fn begin(&mut self, step: Step, operation: Operation, buffers: OwnedBuffers<i32>) -> $running {
-                $started(match (step, buffers) {
-                    (Step::Reduce(root), buffers) => self.ireduce(buffers, operation, root),
-                    (Step::Broadcast(root), OwnedBuffers::InPlace(all)) => self.ibroadcast(all, root),
-                    (Step::ReduceScatter, buffers) => self.ireduce_scatter(buffers, operation),
-                    (Step::AllGather, buffers) => self.iallgather(buffers),
-                    (_, buffers) => self.iallreduce(buffers, operation),
-                })
-            }
-
-            fn end(&mut self, running: $running) -> Result<Vec<i32>, CommError> {
-                $end(self, running)
-            }
-        }
-    };
-}
-
-collectives!(
-    Communicator,
-    Request<i32>,
-    |running: Result<_, CommError>| running.expect("started"),
-    Communicator::wait
-);
-collectives!(
-    Comm,
-    Pending<i32>,
-    |running| running,
-    |_: &mut Comm, running: Pending<i32>| running.wait()
-);
-
 /// Starts a line, and gives what it must come to at this rank; `None` where nothing is promised.
 pub(crate) fn start<C: Collectives>(
     comm: &mut C,
     number: usize,
     line: Line,
-) -> (C::Running, Option<Vec<i32>>) {
-    let ((rank, size), n) = (comm.ranks(), line.length);
+) -> (C::Request<i32>, Option<Vec<i32>>) {
+    let (rank, size, n) = (comm.rank(), comm.size(), line.length);
     let ranks = usize::from(size);
     let own = usize::from(rank) * n;
     let mine = |length: usize| (0..length).map(|i| value(rank, number, i)).collect::<Vec<_>>();
@@ -151,32 +91,32 @@ pub(crate) fn start<C: Collectives>(
             .unwrap_or_default()
     };
     let all = || (0..n).map(reduced).collect::<Vec<_>>();
-    let (buffers, must) = match line.step {
-        Step::AllReduce if line.in_place => (mine(n).into(), Some(all())),
-        Step::AllReduce => ((mine(n), vec![7; n]).into(), Some(all())),
-        Step::Reduce(root) => {
+    let (buffers, must): (OwnedBuffers<i32>, _) = match line.collective {
+        Collective::AllReduce if line.in_place => (mine(n).into(), Some(all())),
+        Collective::AllReduce => ((mine(n), vec![7; n]).into(), Some(all())),
+        Collective::Reduce { root } => {
             let buffers = match line.in_place {
                 true => mine(n).into(),
                 false => (mine(n), vec![7; n]).into(),
             };
             (buffers, (rank == root).then(all))
         }
-        Step::Broadcast(root) => {
+        Collective::Broadcast { root } => {
             let buffer = if rank == root { mine(n) } else { vec![7; n] };
             let must = (0..n).map(|i| value(root, number, i)).collect();
             (buffer.into(), Some(must))
         }
-        Step::ReduceScatter if line.in_place => {
+        Collective::ReduceScatter if line.in_place => {
             let blocks = mine(n * ranks);
             let mut must = blocks.clone();
             (0..n).for_each(|i| must[own + i] = reduced(own + i));
             (blocks.into(), Some(must))
         }
-        Step::ReduceScatter => {
+        Collective::ReduceScatter => {
             let must = (0..n).map(|i| reduced(own + i)).collect();
             ((mine(n * ranks), vec![7; n]).into(), Some(must))
         }
-        Step::AllGather => {
+        Collective::AllGather => {
             let must = (0..size).flat_map(|r| (0..n).map(move |i| value(r, number, i)));
             let buffers = if line.in_place {
                 let mut blocks = vec![7; n * ranks];
@@ -187,12 +127,10 @@ pub(crate) fn start<C: Collectives>(
             };
             (buffers, Some(must.collect()))
         }
-        Step::Barrier => {
-            comm.barrier();
-            (Vec::new().into(), Some(Vec::new()))
-        }
+        Collective::Barrier => (Vec::new().into(), Some(Vec::new())),
     };
-    (comm.begin(line.step, line.operation, buffers), must)
+    let started = comm.icall(line.collective, line.operation, buffers);
+    (started.expect("started"), must)
 }
 
 fn run(seed: u64) {
@@ -269,11 +207,11 @@ fn follow<C: Collectives>(comm: &mut C, lines: &[Line]) {
 
 pub(crate) type Open<R> = (usize, Line, R, Option<Vec<i32>>);
 
-pub(crate) fn check<C: Collectives>(comm: &mut C, open: &mut Vec<Open<C::Running>>) {
-    let (rank, _) = comm.ranks();
+pub(crate) fn check<C: Collectives>(comm: &mut C, open: &mut Vec<Open<C::Request<i32>>>) {
+    let rank = comm.rank();
     for (number, line, request, must) in open.drain(..) {
         let got = comm
-            .end(request)
+            .wait::<i32>(request)
             .unwrap_or_else(|e| panic!("rank {rank}, {number}: {line:?}: {e}"));
         if let Some(must) = must {
             assert!(got == must, "rank {rank}, {number}: {line:?} is wrong");

@@ -4,7 +4,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier};
 use std::task::{Context, Poll, Waker};
 
-use castnet_comm::{CommConfig, CommError, Fallback, Operation};
+use castnet_comm::{Collectives, CommConfig, CommError, Fallback, Operation};
 use castnet_runner::{Comm, Pending, Runner};
 
 use crate::fabric::{Fabric, Host, STAR};
@@ -46,9 +46,12 @@ const LONG: usize = 100_000;
 #[test]
 fn a_rank_that_computes_takes_part() {
     let others_are_done = Arc::new(Barrier::new(3));
-    at_ranks("computes", 31, move |rank, _, comm| {
+    at_ranks("computes", 31, move |rank, _, mut comm| {
         let sums: Vec<Pending<u32>> = (0..3)
-            .map(|_| comm.iallreduce(vec![u32::from(rank) + 1; LONG], Operation::Sum))
+            .map(|_| {
+                let sum = comm.iallreduce(vec![u32::from(rank) + 1; LONG], Operation::Sum);
+                sum.expect("started")
+            })
             .collect();
         if rank > 0 {
             for sum in sums {
@@ -76,14 +79,14 @@ fn a_rank_that_computes_takes_part() {
 #[test]
 fn threads_share_a_runner() {
     at_ranks("shared", 32, move |rank, runner, comm| {
-        let halves = comm.split(Some(0), 0).expect("split").expect("a part");
-        let dup = comm.dup().expect("dup");
+        let mut halves = comm.split(Some(0), 0).expect("split").expect("a part");
+        let mut dup = comm.dup().expect("dup");
         // A communicator for each thread. Each pair has a group of its own, so their calls need no order.
         let pair = (rank < 2).then_some(0);
-        let pair = comm.split(pair, 0).expect("split");
+        let mut pair = comm.split(pair, 0).expect("split");
         let (rank, own) = (u32::from(rank), u32::from(rank) + 1);
         std::thread::scope(|scope| {
-            if let Some(pair) = &pair {
+            if let Some(pair) = &mut pair {
                 let sum = move || {
                     for round in 0..20 {
                         let mut sum = vec![own + round; 300];
@@ -141,13 +144,16 @@ fn a_runner_that_stops_ends_its_calls() {
             let (config, started) = (config(&fabric, "stops", rank, 3), started.clone());
             std::thread::spawn(move || {
                 let runner = start(&host);
-                let comm = runner.connect(config).expect("connected");
+                let mut comm = runner.connect(config).expect("connected");
                 comm.barrier().expect("barrier");
                 if rank == 0 {
                     return;
                 }
                 // Rank 0 never calls it.
-                let (sum, other) = (comm.iallreduce(vec![1_u64; LONG], Operation::Sum), comm.clone());
+                let sum = comm
+                    .iallreduce(vec![1_u64; LONG], Operation::Sum)
+                    .expect("started");
+                let mut other = comm.clone();
                 let waits = std::thread::spawn(move || other.barrier());
                 started.send(()).expect("a test");
                 drop(runner);

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use crate::collectives::{LEASE, ranks};
 use crate::fabric::{Fabric, STAR, TWO_TIERS};
 use crate::programs::{self, Line, Open};
-use castnet_comm::{CommConfig, CommError, CommPath, Communicator, Fallback, Operation, Request, SharedRnic};
+use castnet_comm::{
+    Collectives, CommConfig, CommError, CommPath, Communicator, Fallback, Operation, Request, SharedRnic,
+};
 use castnet_e2e::process::PATIENCE;
 use castnet_proto::transport;
 use castnet_proto::v1::ListControllerGroupsRequest;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use castnet_comm::CollectiveMode::Augmented;
-use castnet_comm::{CommError, Operation};
+use castnet_comm::{Collectives, CommError, Operation};
 use castnet_e2e::Lab;
 use castnet_e2e::process::PATIENCE;
 

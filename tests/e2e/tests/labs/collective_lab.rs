@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use castnet_comm::CollectiveMode::{Augmented, Terminated, Translated};
 use castnet_comm::{
-    CommConfig, CommError, CommPath, Communicator, Controllers, Element, Fallback, Operation,
+    Collectives, CommConfig, CommError, CommPath, Communicator, Controllers, Element, Fallback, Operation,
 };
 use castnet_e2e::Lab;
 use castnet_e2e::lab::{self, Plan, STAR, TWO_TIERS};

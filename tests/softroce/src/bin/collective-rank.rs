@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use castnet_comm::{
-    CollectiveMode, CommConfig, Communicator, Element, Fallback, LossPolicy, Operation, Request,
+    CollectiveMode, Collectives, CommConfig, Communicator, Element, Fallback, LossPolicy, Operation, Request,
 };
 use castnet_port::{Pool, PoolConfig, PortSpec, Sides};
 use castnet_proto::transport::{Controllers, Security};

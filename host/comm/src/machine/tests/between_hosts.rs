@@ -33,7 +33,7 @@ fn run(ranks: &mut [Rank], config: HostBasedConfig, tasks: &[Vec<(Task, bool)>],
                 let (wr, _) = wire.in_use[many - 1];
                 wire.in_use.drain(..many);
                 let channel = ChannelId(channel as u16);
-                ranks[at].machine.handle(Event::Sent { channel, wr });
+                ranks[at].executor.machine.handle(Event::Sent { channel, wr });
                 ranks[at].carry_out();
                 idle = 0;
             }
@@ -50,7 +50,7 @@ fn run(ranks: &mut [Rank], config: HostBasedConfig, tasks: &[Vec<(Task, bool)>],
         let to = &mut ranks[usize::from(peer)];
         let slot = to.wires[back].receives.pop_front().expect("a receive");
         to.wires[back].arrived[slot as usize].clone_from(&message.bytes);
-        to.machine.handle(Event::Received {
+        to.executor.machine.handle(Event::Received {
             channel: ChannelId(back as u16),
             slot,
             length: message.bytes.len() as u32,
@@ -112,9 +112,9 @@ proptest! {
         let mut all = ranks(config);
         let program: Vec<_> = tasks.iter().copied().zip(places.iter().copied()).collect();
         run(&mut all, config, &vec![program; size.into()], seed);
-        for rank in &mut all {
-            prop_assert!(rank.is_done(), "rank {} waits for {:?}", rank.number, rank.machine.waiting_for());
-            prop_assert!(rank.machine.is_drained());
+        for rank in &all {
+            prop_assert!(rank.is_done(), "rank {} waits for {:?}", rank.number, rank.executor.machine.waiting_for());
+            prop_assert!(rank.executor.machine.is_drained());
             for (number, task) in tasks.iter().enumerate() {
                 prop_assert_eq!(rank.tasks[number].result, Some(Ok(())));
                 let must = expected(task, number, rank.number, size);
@@ -151,7 +151,7 @@ fn ranks_that_disagree_detect_it() {
 fn a_failed_connection_ends_all_tasks() {
     let mut all = ranks(short_messages(3));
     all[0].start(Task::BARRIER, false);
-    all[0].machine.handle(Event::Failed {
+    all[0].executor.machine.handle(Event::Failed {
         channel: ChannelId(0),
         status: castnet_rnic::Status::RetryExceeded,
     });

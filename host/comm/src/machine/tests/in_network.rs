@@ -298,7 +298,7 @@ fn run(
                     let slot = rank.wires[lane].receives.pop_front().expect("a receive");
                     rank.wires[lane].arrived[slot as usize].clone_from(&bytes);
                     switch.received_by(at);
-                    rank.machine.handle(Event::Received {
+                    rank.executor.machine.handle(Event::Received {
                         channel,
                         slot,
                         length: bytes.len() as u32,
@@ -316,7 +316,7 @@ fn run(
                     let (wr, _) = switch.unacknowledged[at][many - 1];
                     switch.unacknowledged[at].drain(..many);
                     rank.wires[lane].in_use.retain(|u| u.0 > wr);
-                    rank.machine.handle(Event::Sent { channel, wr });
+                    rank.executor.machine.handle(Event::Sent { channel, wr });
                     rank.carry_out();
                     idle = 0;
                 }
@@ -369,9 +369,9 @@ proptest! {
         let mut all = ranks(config);
         let program: Vec<_> = tasks.iter().copied().zip(places.iter().copied()).collect();
         run(&mut all, config, &vec![program; config.size.into()], seed, late.then_some(0));
-        for rank in &mut all {
-            prop_assert!(rank.is_done(), "rank {} waits for {:?}", rank.number, rank.machine.waiting_for());
-            prop_assert!(rank.machine.is_drained());
+        for rank in &all {
+            prop_assert!(rank.is_done(), "rank {} waits for {:?}", rank.number, rank.executor.machine.waiting_for());
+            prop_assert!(rank.executor.machine.is_drained());
             for (number, task) in tasks.iter().enumerate() {
                 prop_assert_eq!(rank.tasks[number].result, Some(Ok(())));
                 let must = expected(task, number, rank.number, config.size);
@@ -401,7 +401,7 @@ proptest! {
         let mut all = ranks(config);
         let programs: Vec<_> = (0..config.size).map(program).collect();
         run(&mut all, config, &programs, seed, None);
-        for rank in &mut all {
+        for rank in &all {
             for number in 0..before {
                 prop_assert_eq!(rank.tasks[number].result, Some(Ok(())));
             }
@@ -412,7 +412,7 @@ proptest! {
             prop_assert!((first.0 == odd) != (second.0 == odd), "{first:?} {second:?}");
             prop_assert_ne!(first.1, second.1);
             prop_assert_eq!(rank.tasks[before + 1].result, Some(Err(Failure::Aborted)));
-            prop_assert!(rank.machine.has_failed());
+            prop_assert!(rank.executor.machine.has_failed());
         }
     }
 }
@@ -436,9 +436,9 @@ proptest! {
         let (mut one, mut many) = (ranks(config), laned(config, lanes, least));
         run(&mut one, config, &programs, seeds.0, None);
         run(&mut many, config, &programs, seeds.1, None);
-        for (rank, other) in many.iter_mut().zip(&mut one) {
-            prop_assert!(rank.is_done(), "rank {} waits for {:?}", rank.number, rank.machine.waiting_for());
-            prop_assert!(rank.machine.is_drained() && !rank.machine.has_failed());
+        for (rank, other) in many.iter().zip(&one) {
+            prop_assert!(rank.is_done(), "rank {} waits for {:?}", rank.number, rank.executor.machine.waiting_for());
+            prop_assert!(rank.executor.machine.is_drained() && !rank.executor.machine.has_failed());
             for (number, task) in tasks.iter().enumerate() {
                 prop_assert_eq!(rank.tasks[number].result, Some(Ok(())));
                 prop_assert_eq!(rank.output(number), other.output(number), "rank {} task {:?}", rank.number, task);
@@ -477,14 +477,14 @@ fn disagree_over_lanes(
     let mut all = laned(config, lanes, 200);
     let programs: Vec<_> = (0..config.size).map(program).collect();
     run(&mut all, config, &programs, seed, None);
-    for rank in &mut all {
+    for rank in &all {
         for number in 0..before {
             prop_assert_eq!(rank.tasks[number].result, Some(Ok(())));
         }
         let conflict = matches!(rank.tasks[before].result, Some(Err(Failure::Conflict { .. })));
         prop_assert!(conflict, "{:?}", rank.tasks[before].result);
         prop_assert_eq!(rank.tasks[before + 1].result, Some(Err(Failure::Aborted)));
-        prop_assert!(rank.machine.has_failed());
+        prop_assert!(rank.executor.machine.has_failed());
     }
     Ok(())
 }
@@ -530,7 +530,7 @@ fn rank_order_is_refused_in_a_group_that_is_not_reproducible() {
                 assert_eq!(result == Some(Err(Failure::NotReproducible)), refused);
             }
             let sent = rank.wires.iter().any(|wire| !wire.sends.is_empty());
-            assert_eq!((sent, rank.machine.has_failed()), (!refused, false));
+            assert_eq!((sent, rank.executor.machine.has_failed()), (!refused, false));
             // AllGather reduces nothing, so any order is valid.
             rank.start(task(Collective::AllGather, 9), false);
             assert_eq!(rank.tasks.last().expect("a task").result, None);
@@ -549,7 +549,7 @@ fn a_failed_lane_is_named_and_ends_all_tasks() {
     rank.start(task, false);
     rank.start(Task::BARRIER, false);
     let status = castnet_rnic::Status::RetryExceeded;
-    rank.machine.handle(Event::Failed {
+    rank.executor.machine.handle(Event::Failed {
         channel: ChannelId(2),
         status,
     });
@@ -583,9 +583,12 @@ fn ranks_wait_for_a_late_rank_and_report_it() {
     };
     let programs = vec![vec![(task, false)], vec![(task, false)], Vec::new()];
     run(&mut all, config, &programs, 1, None);
-    assert_eq!(all[0].machine.waiting_for(), Some(Waiting::Calls { sequence: 0 }));
-    assert!(!all[0].machine.is_drained());
-    assert_eq!(all[2].machine.waiting_for(), None);
+    assert_eq!(
+        all[0].executor.machine.waiting_for(),
+        Some(Waiting::Calls { sequence: 0 })
+    );
+    assert!(!all[0].executor.machine.is_drained());
+    assert_eq!(all[2].executor.machine.waiting_for(), None);
 }
 
 #[test]
@@ -594,7 +597,7 @@ fn invalid_messages_end_the_group() {
         let mut rank = Rank::new(0, 2, Box::new(InNetwork::new(InNetworkConfig::new(0, 2))));
         rank.start(Task::BARRIER, false);
         let slot = rank.wires[0].receives.pop_front().expect("a receive");
-        rank.machine.handle(Event::Received {
+        rank.executor.machine.handle(Event::Received {
             channel: ChannelId(0),
             slot,
             length: bytes.len() as u32,
@@ -655,7 +658,7 @@ fn what_only_sends_ends_before_it_is_acknowledged() {
         };
         let mut head = [0; Control::LEN];
         control.emit(&mut head);
-        rank.machine.handle(Event::Received {
+        rank.executor.machine.handle(Event::Received {
             channel: ChannelId(0),
             slot,
             length: head.len() as u32,
@@ -664,12 +667,12 @@ fn what_only_sends_ends_before_it_is_acknowledged() {
         });
         rank.carry_out();
         assert_eq!(rank.tasks[0].result, Some(Ok(())));
-        assert!(!rank.machine.is_drained());
+        assert!(!rank.executor.machine.is_drained());
         let (channel, status) = (ChannelId(0), Status::RetryExceeded);
-        rank.machine.handle(Event::Failed { channel, status });
+        rank.executor.machine.handle(Event::Failed { channel, status });
         rank.carry_out();
         assert_eq!(rank.tasks[0].result, Some(Ok(())), "told once");
-        assert!(rank.machine.has_failed());
+        assert!(rank.executor.machine.has_failed());
         rank.start(Task::BARRIER, false);
         let cause = Failure::Channel {
             peer: None,

@@ -68,7 +68,7 @@ fn receive(channel: ChannelId, slot: u32) -> Action {
     }
 }
 
-/// Messages of the running task, and the actions for the driver.
+/// Messages of the running task, and the actions for the executor.
 pub(crate) struct Messages {
     task: TaskId,
     /// Messages of the task that are acknowledged.
