@@ -147,8 +147,6 @@ fn idle_pipe(lab: &Lab) -> Result<()> {
     lab.create_group(&transfer("idle"))?;
     let pipe = lab.folder().join("idle.pipe");
     mkfifo(&pipe, Mode::S_IRWXU)?;
-    let mut writer = File::options().read(true).write(true).open(&pipe)?;
-    writer.write_all(b"12345")?;
     let mut all = Vec::new();
     for host in RECEIVERS {
         let out = lab.folder().join(format!("idle.{host}"));
@@ -170,7 +168,10 @@ fn idle_pipe(lab: &Lab) -> Result<()> {
     )?;
     let part = lab.folder().join("idle.h2.castnet-part");
     let receiver = &mut all[0].0;
+    // It begins without a writer.
     receiver.wait_until("the begin of the stream", |_| part.exists())?;
+    let mut writer = File::options().write(true).open(&pipe)?;
+    writer.write_all(b"12345")?;
     let begun = Instant::now();
     receiver.wait_until("the end of the pause", |_| begun.elapsed() >= idle)?;
     writer.write_all(b"67890")?;
