@@ -117,20 +117,36 @@ impl Roles {
 
     /// The role of a client. With several names, the highest one.
     pub fn of(&self, peer: &Peer) -> Role {
+        self.find(peer).0
+    }
+
+    /// A client with its role.
+    pub fn caller(&self, peer: Arc<Peer>) -> Caller {
+        let (role, name) = self.find(&peer);
+        Caller {
+            name,
+            ..Caller::new(peer, role)
+        }
+    }
+
+    /// The role of a client, and the index of its name that has it.
+    fn find(&self, peer: &Peer) -> (Role, usize) {
         let Some(names) = &peer.names else {
-            return Role::Operator;
+            return (Role::Operator, 0);
         };
-        let has = |list: &[String]| {
-            list.iter()
-                .any(|l| names.iter().any(|n| n.eq_ignore_ascii_case(l)))
+        let index = |list: &[String]| {
+            names
+                .iter()
+                .position(|n| list.iter().any(|l| n.eq_ignore_ascii_case(l)))
         };
         let listed = [
             (&self.operators, Role::Operator),
             (&self.controllers, Role::Controller),
             (&self.read_only, Role::ReadOnly),
         ];
-        let role = listed.into_iter().find(|(list, _)| has(list));
-        role.map_or(Role::Host, |(_, role)| role)
+        let mut listed = listed.into_iter();
+        let found = listed.find_map(|(list, role)| Some((role, index(list)?)));
+        found.unwrap_or((Role::Host, 0))
     }
 }
 
@@ -141,15 +157,18 @@ pub struct Caller {
     pub peer: Arc<Peer>,
     /// Its role.
     pub role: Role,
+    /// Index of the name of its certificate that has the role.
+    name: usize,
     object: OnceLock<String>,
 }
 
 impl Caller {
-    /// A client.
+    /// A client by the first name of its certificate.
     pub fn new(peer: Arc<Peer>, role: Role) -> Self {
         Self {
             peer,
             role,
+            name: 0,
             object: OnceLock::new(),
         }
     }
@@ -184,7 +203,7 @@ impl Caller {
         names.into_iter().any(|n| n.eq_ignore_ascii_case(name))
     }
 
-    /// Its first name; without a certificate, `uid N` or its IP address.
+    /// The name that has its role, of a host the first one; without a certificate, `uid N` or its IP address.
     pub fn identity(&self) -> &str {
         match &self.peer.names {
             None => self
@@ -193,7 +212,7 @@ impl Caller {
                 .rsplit_once(':')
                 .map_or(&self.peer.address, |(ip, _)| ip),
             Some(names) => names
-                .first()
+                .get(self.name)
                 .map_or("a certificate without a DNS name", String::as_str),
         }
     }
@@ -398,12 +417,13 @@ impl Guard {
         let right = (self.rights)(method).ok_or_else(|| Status::unimplemented(audit::cut(method)))?;
         let peer = request.extensions().get::<Arc<Peer>>().cloned();
         let peer = peer.ok_or_else(|| Status::internal("the client of this request is unknown"))?;
-        let role = self.access.roles.borrow().of(&peer);
+        let caller = self.access.roles.borrow().caller(peer);
+        let role = caller.role;
         let most = match role {
             Role::ReadOnly => CALLS_OF_READER_MAX,
             _ => CALLS_MAX,
         };
-        let share = match &peer.names {
+        let share = match &caller.peer.names {
             None => None,
             Some(names) => {
                 let share = self.access.calls.take(names, most).ok_or_else(|| {
@@ -414,7 +434,6 @@ impl Guard {
                 Some(Arc::new(share))
             }
         };
-        let caller = Caller::new(peer, role);
         let denied = (!right.roles().contains(&role)).then(|| {
             let roles: Vec<String> = right.roles().iter().map(Role::to_string).collect();
             let rule = format!("the role that may: {}", roles.join(" or "));

@@ -171,6 +171,7 @@ impl RouteCommand {
             Verb::Remove { prefix } => {
                 let request = api::RemoveRouteRequest {
                     prefix: prefix.to_string(),
+                    owner: None,
                 };
                 if !agent.remove_route(request).await?.into_inner().removed {
                     return Err(

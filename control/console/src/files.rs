@@ -98,7 +98,8 @@ fn open_until(path: &Path, options: &OpenOptions, is_stopped: impl Fn() -> bool)
     }
 }
 
-fn is_pipe(path: &Path) -> bool {
+/// Whether a path is, or leads to, a pipe.
+pub fn is_pipe(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_fifo())
 }
 

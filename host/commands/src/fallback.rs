@@ -242,7 +242,6 @@ fn failed(ranks: &Ranks, error: FallbackError) -> Failure {
         FallbackError::Group(error) => super::failure::member(error),
         FallbackError::Write(error) => super::failure::sink(error),
         FallbackError::Read(ref source) if files::is_by_signal(source) => super::failure::interrupted(),
-        error @ FallbackError::CannotWrite { .. } => Failure::failed(error).next("its own error says why"),
         error => Failure::failed(error),
     }
 }

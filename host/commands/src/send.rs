@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ use castnet_member::{
 use castnet_proto::convert::reason_line;
 use castnet_rnic::Rnic;
 use clap::Args;
+use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, poll};
 
 use super::fallback::{GuardArgs, Refused, Watched, called, configure};
@@ -94,7 +96,13 @@ pub(super) fn source(path: &Path) -> Outcome<(Box<dyn Read>, StreamHeader)> {
         ));
     }
     let open = || {
-        let file = files::open(path, File::options().read(true))?;
+        let mut options = File::options();
+        options.read(true);
+        if files::is_pipe(path) {
+            // Without a writer its bytes are late. To wait for one here would hold up the other members of a group.
+            options.custom_flags(OFlag::O_NONBLOCK.bits());
+        }
+        let file = options.open(path)?;
         let meta = file.metadata()?;
         if meta.is_dir() {
             return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is a folder"));
@@ -125,10 +133,14 @@ impl Read for Pipe {
             return Err(files::stopped());
         }
         let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, LOOK_MS)? {
-            0 => Err(io::ErrorKind::Interrupted.into()),
-            _ => self.0.read(out),
+        if poll(&mut fds, LOOK_MS)? == 0 {
+            return Err(io::ErrorKind::Interrupted.into());
         }
+        self.0.read(out).map_err(|error| match error.kind() {
+            // Another reader has taken them.
+            io::ErrorKind::WouldBlock => io::ErrorKind::Interrupted.into(),
+            _ => error,
+        })
     }
 }
 
@@ -309,6 +321,39 @@ mod tests {
         let mut all = Vec::new();
         source.read_to_end(&mut all).expect("read");
         assert_eq!(all, b"12345");
+    }
+
+    /// A member whose turn had come waited in open(2), and the others for it.
+    #[test]
+    fn a_named_pipe_without_a_writer_has_bytes_that_are_late() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("pipe");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
+        let (opened, returned) = std::sync::mpsc::channel();
+        let reader = std::thread::spawn({
+            let path = path.clone();
+            move || {
+                let (pipe, header) = source(&path).expect("a pipe");
+                assert_eq!((header.name.as_str(), header.length), ("pipe", None));
+                let mut pipe = BufReader::new(pipe);
+                for _ in 0..2 {
+                    let late = pipe.fill_buf().expect_err("it has no writer");
+                    assert_eq!(late.kind(), io::ErrorKind::Interrupted);
+                }
+                opened.send(()).expect("the test waits");
+                let mut all = Vec::new();
+                pipe.read_to_end(&mut all).map(|_| all)
+            }
+        });
+        let returned = returned.recv_timeout(Duration::from_secs(60));
+        returned.expect("it does not wait for the writer");
+        let mut writer = File::options()
+            .write(true)
+            .open(&path)
+            .expect("there is a reader");
+        writer.write_all(b"12345").expect("written");
+        drop(writer);
+        assert_eq!(reader.join().expect("a thread").expect("read"), b"12345");
     }
 
     #[test]

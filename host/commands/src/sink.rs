@@ -13,7 +13,7 @@ use castnet_console::output::{Output, Report};
 use castnet_member::StreamHeader;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use nix::unistd::{AccessFlags, close, eaccess};
+use nix::unistd::{AccessFlags, eaccess};
 
 /// What the name of a file ends in until it is complete. A file of this name is one that a process has left, and is used again.
 const PART: &str = ".castnet-part";
@@ -167,6 +167,15 @@ fn open_part(part: &Path) -> io::Result<File> {
     }
 }
 
+/// The names of the files in a folder are on disk. It may be one that this user cannot read, or whose file system has no such call.
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    synced.or_else(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported => Ok(()),
+        _ => Err(error),
+    })
+}
+
 fn named(path: &Path, error: io::Error) -> io::Error {
     if files::is_by_signal(&error) {
         return error;
@@ -190,11 +199,6 @@ struct Part {
 }
 
 impl Part {
-    /// Network file systems say only now that there was no room.
-    fn close(&self) -> io::Result<()> {
-        Ok(close(self.file.try_clone()?)?)
-    }
-
     /// The file has the mode of the one that it replaces.
     fn rename(&self) -> io::Result<()> {
         if let Ok(old) = std::fs::metadata(&self.path) {
@@ -228,11 +232,13 @@ impl Sink {
         }
     }
 
-    /// Gives the complete file its final name, and returns that. If this fails, the file stays, and the error has its name.
+    /// Gives the complete file its final name once it is on disk, and returns the name once that is. If the file cannot get it, the file
+    /// stays, and the error has its name.
     pub(crate) fn keep(mut self) -> io::Result<Option<PathBuf>> {
         self.flush()?;
         if let Some(part) = &self.part {
-            part.close().map_err(|error| named(&part.path, error))?;
+            // Disks and network file systems may say only now that there is no room.
+            part.file.sync_all().map_err(|error| named(&part.path, error))?;
         }
         let Some(part) = self.part.take() else {
             return Ok(None);
@@ -245,6 +251,7 @@ impl Sink {
             };
             io::Error::new(error.kind(), format!("{path}: {error}; {rest}"))
         })?;
+        sync_folder(folder(&part.path)).map_err(|error| named(&part.path, error))?;
         Ok(Some(part.path))
     }
 }
@@ -432,6 +439,35 @@ mod tests {
             error.to_string().starts_with("/nowhere/out: No space left"),
             "{error}"
         );
+    }
+
+    /// A device cannot be synced, as a disk that fails. The file was reported as kept before it was on disk.
+    #[test]
+    fn a_file_that_is_not_on_disk_is_not_kept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, name) = (folder.path().join("out"), folder.path().join("out.castnet-part"));
+        std::fs::write(&name, "in the cache").expect("written");
+        let sink = Sink {
+            part: Some(Part {
+                file: File::open("/dev/null").expect("a device"),
+                name,
+                path: path.clone(),
+            }),
+            out: Box::new(io::sink()),
+        };
+        let text = sink.keep().expect_err("it is not on disk").to_string();
+        assert!(text.starts_with(&format!("{}: ", path.display())), "{text}");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0);
+    }
+
+    /// Its names are on disk where that can be asked for.
+    #[test]
+    fn a_folder_is_synced_or_need_not_be() {
+        let folder = tempfile::tempdir().expect("a folder");
+        sync_folder(folder.path()).expect("a folder");
+        sync_folder(Path::new("/dev/null")).expect("it has no such call");
+        let error = sync_folder(&folder.path().join("none")).expect_err("it is gone");
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! `castnet host turns`: the members of a group send one after the other, over the queue pair that they receive with.
 
 use std::io;
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use castnet_console::exit::{self, Failure, Outcome};
+use castnet_console::files;
 use castnet_console::output::Output;
 use castnet_console::units::Span;
 use castnet_member::fallback::{Outgoing, Writer};
@@ -45,8 +45,7 @@ pub(super) struct TurnsCommand {
 
 /// Whether the bytes of a file are gone once they are read.
 fn is_read_once(file: &Path) -> bool {
-    let is_pipe = |file: &Path| file.metadata().is_ok_and(|meta| meta.file_type().is_fifo());
-    file == Path::new("-") || is_pipe(file)
+    file == Path::new("-") || files::is_pipe(file)
 }
 
 /// Whether a file can be read. It is not opened: the writer of a pipe would lose its reader.
@@ -326,7 +325,7 @@ mod tests {
         );
     }
 
-    /// It is opened when the turn begins: here it has no writer, and to open it would not return.
+    /// It is opened when the turn begins: its writer would lose its reader before.
     #[test]
     fn a_pipe_is_sent_in_one_turn_and_not_opened_before() {
         let folder = tempfile::tempdir().expect("a folder");

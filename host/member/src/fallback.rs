@@ -15,6 +15,7 @@ use std::io;
 use std::sync::Arc;
 
 use castnet_comm::{Collectives, CommError, Communicator};
+use castnet_proto::convert::reason_line;
 use castnet_rnic::stream::StreamError;
 
 use crate::error::MemberError;
@@ -31,11 +32,12 @@ pub use sending::{Sending, cannot_send};
 
 /// Bytes that are sent at once. The hosts pass pieces of them on before they have all.
 const CHUNK: usize = 4 << 20;
-const NAME_MAX: u64 = 512;
+/// Longest name or reason, in bytes.
+const TEXT_MAX: u64 = 512;
 const UNKNOWN: u64 = u64::MAX;
 /// In place of a length: the source cannot send, and what comes as its name is the reason.
 const FAILED: u64 = u64::MAX - 1;
-/// In place of whether a receiver keeps what it has: it cannot write anything.
+/// In place of whether a receiver keeps what it has: it cannot write. The reason follows, from the first of them.
 const CANNOT_WRITE: u64 = 2;
 
 /// Error of a stream from host to host.
@@ -67,15 +69,27 @@ pub enum FallbackError {
     /// The source has nothing to send.
     #[error("{host} cannot send: {why}")]
     CannotSend { host: String, why: String },
-    /// Another receiver cannot open what it writes into.
-    #[error("{host} cannot write what it receives")]
-    CannotWrite { host: String },
+    /// Another receiver cannot write.
+    #[error("{host} cannot write what it receives: {why}")]
+    CannotWrite { host: String, why: String },
     /// What is sent has another length than its header.
     #[error("{name} has changed while it was sent: {bytes} bytes were read")]
     Changed { name: String, bytes: u64 },
     /// Another length or digest has arrived than was sent.
     #[error("{name}: the {received} bytes that were received differ from the {sent} sent")]
     Differs { name: String, received: u64, sent: u64 },
+}
+
+impl FallbackError {
+    /// Why this host cannot write, for the others.
+    fn why(&self) -> String {
+        reason_line(&match self {
+            Self::Write(error) | Self::Group(MemberError::Stream(StreamError::Io { source: error, .. })) => {
+                error.to_string()
+            }
+            error => error.to_string(),
+        })
+    }
 }
 
 /// The members of a group as the ranks of a job.
@@ -138,19 +152,40 @@ fn broadcast(hosts: &mut Communicator, ranks: &Ranks, order: Order) -> Result<Or
     Order::from_words(words).ok_or_else(|| malformed("an unknown step"))
 }
 
-/// The positions of all hosts, in the order of their ranks. `None` is that of a receiver that cannot write: then all fail.
+/// All get a text of one of them, cut at [`TEXT_MAX`]; that of the others is not looked at.
+fn text(hosts: &mut Communicator, from: u16, own: &str) -> Result<String, FallbackError> {
+    let mut bytes = own.as_bytes().to_vec();
+    bytes.truncate(TEXT_MAX as usize);
+    let mut length = [bytes.len() as u64];
+    hosts.broadcast(&mut length, from)?;
+    if length[0] > TEXT_MAX {
+        return Err(malformed("a text of over 512 bytes"));
+    }
+    bytes.resize(length[0] as usize, 0);
+    if !bytes.is_empty() {
+        hosts.broadcast(&mut bytes, from)?;
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The positions of all hosts, in the order of their ranks. In place of its own, a receiver that cannot write gives the reason: then all fail.
 fn positions(
     hosts: &mut Communicator,
     ranks: &Ranks,
-    own: Option<Position>,
+    own: Result<Position, String>,
 ) -> Result<Vec<Position>, FallbackError> {
-    let own = own.map_or([0, CANNOT_WRITE], |own| [own.bytes, own.keeps.into()]);
+    let words = match &own {
+        Ok(own) => [own.bytes, own.keeps.into()],
+        Err(_) => [0, CANNOT_WRITE],
+    };
     let mut all = vec![0; 2 * usize::from(hosts.size())];
-    hosts.allgather((&own[..], &mut all[..]))?;
+    hosts.allgather((&words[..], &mut all[..]))?;
     let (pairs, _) = all.as_chunks::<2>();
-    if let Some(rank) = pairs.iter().position(|[_, keeps]| *keeps == CANNOT_WRITE) {
-        let host = ranks.host(rank);
-        return Err(FallbackError::CannotWrite { host });
+    let mut ranked = (0_u16..).zip(pairs);
+    if let Some((rank, _)) = ranked.find(|(_, pair)| pair[1] == CANNOT_WRITE) {
+        let host = ranks.host(rank.into());
+        let why = text(hosts, rank, &own.err().unwrap_or_default())?;
+        return Err(FallbackError::CannotWrite { host, why });
     }
     let position = |[bytes, keeps]: &[u64; 2]| Position {
         bytes: *bytes,

@@ -17,16 +17,19 @@ fn a_certificate_is_a_hosts_unless_it_is_listed() {
         controllers: vec!["c1".into()],
         read_only: vec!["grafana".into(), "c1".into()],
     };
-    let cases: [(Option<&[&str]>, Role); 6] = [
-        (None, Role::Operator),
-        (Some(&["h1", "ops.example"]), Role::Operator),
-        (Some(&["c1"]), Role::Controller),
-        (Some(&["grafana"]), Role::ReadOnly),
-        (Some(&["h1"]), Role::Host),
-        (Some(&[]), Role::Host),
+    let cases: [(Option<&[&str]>, Role, &str); 8] = [
+        (None, Role::Operator, "192.0.2.1"),
+        (Some(&["h1", "ops.example"]), Role::Operator, "ops.example"),
+        (Some(&["c1", "h1", "ops.example"]), Role::Operator, "ops.example"),
+        (Some(&["c1"]), Role::Controller, "c1"),
+        (Some(&["grafana"]), Role::ReadOnly, "grafana"),
+        (Some(&["h1", "grafana"]), Role::ReadOnly, "grafana"),
+        (Some(&["h1", "h2"]), Role::Host, "h1"),
+        (Some(&[]), Role::Host, "a certificate without a DNS name"),
     ];
-    for (names, role) in cases {
+    for (names, role, identity) in cases {
         assert_eq!(roles.of(&peer(names)), role, "{names:?}");
+        assert_eq!(roles.caller(peer(names)).identity(), identity, "{names:?}");
     }
 }
 

@@ -343,9 +343,10 @@ impl Agent for Service {
         &self,
         request: Request<v1::RemoveRouteRequest>,
     ) -> Answer<v1::RemoveRouteResponse> {
-        let prefix = prefix_from_proto("prefix", &request.get_ref().prefix)?;
-        let removed = self.change("-route", &request, |core, pipeline, _| {
-            core.remove_route(pipeline, prefix)
+        let v1::RemoveRouteRequest { prefix, owner } = request.get_ref();
+        let prefix = prefix_from_proto("prefix", prefix)?;
+        let removed = self.change("-route", &request, |core, pipeline, term| {
+            core.remove_route(pipeline, term, prefix, owner.as_deref())
         })?;
         Ok(Response::new(v1::RemoveRouteResponse { removed }))
     }

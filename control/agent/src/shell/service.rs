@@ -264,9 +264,14 @@ impl v1::agent_server::Agent for Service {
         &self,
         request: Request<v1::RemoveRouteRequest>,
     ) -> Answer<v1::RemoveRouteResponse> {
-        Caller::of(&request)?.concerns(&request.get_ref().prefix);
-        let prefix = prefix_from_proto("prefix", &request.get_ref().prefix)?;
-        let answer = self.decide(move |core, pipeline| core.remove_route(pipeline, prefix));
+        let who = Caller::of(&request)?;
+        let caller = term(&who, &request, true)?;
+        let v1::RemoveRouteRequest { prefix, owner } = request.into_inner();
+        who.concerns(&prefix);
+        let prefix = prefix_from_proto("prefix", &prefix)?;
+        let answer = self.decide(move |core, pipeline| {
+            core.remove_route(pipeline, caller.as_ref(), prefix, owner.as_deref())
+        });
         Ok(answer.await?.map(|removed| v1::RemoveRouteResponse { removed }))
     }
 

@@ -22,7 +22,7 @@ impl From<Refusal> for Status {
             Refusal::Route(error) => return route_refused(error, of_one_route),
             Refusal::Stopped(error) => return stopped(error),
             Refusal::ForOthers { .. } => (Code::InvalidArgument, "owner"),
-            Refusal::OfOthers { .. } => (Code::FailedPrecondition, "owner"),
+            Refusal::OfOthers { .. } | Refusal::RouteOfOthers { .. } => (Code::FailedPrecondition, "owner"),
             Refusal::OtherGeneration { .. } => (Code::FailedPrecondition, "generation"),
             Refusal::AddressTaken { .. } => (Code::AlreadyExists, "rule.mcst_id"),
             Refusal::OtherRule { .. } => (Code::FailedPrecondition, "rule.generation"),

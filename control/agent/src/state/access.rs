@@ -21,8 +21,8 @@ pub(crate) fn check_term(who: &Caller, term: Option<&ControllerTerm>, changes: b
 pub(crate) fn right(method: &str) -> Option<Right> {
     Some(match method {
         "InstallGroup" | "InstallGroups" | "RemoveGroup" | "MoveGroup" | "SetMulticastRoutes"
-        | "SetSourceGuard" => Right::Program,
-        "SetRoutes" | "AddRoute" | "RemoveRoute" => Right::Operate,
+        | "SetSourceGuard" | "RemoveRoute" => Right::Program,
+        "SetRoutes" | "AddRoute" => Right::Operate,
         // They show what is in the frames of others.
         "Trace" | "Capture" => Right::Operate,
         "GetCapabilities" | "ListGroups" | "ListRoutes" | "ListPorts" | "ListNeighbours" | "GetCounters"

@@ -89,8 +89,26 @@ impl Core {
         Ok(replaced)
     }
 
-    /// An operator removes a route. Returns false if there is none.
-    pub fn remove_route(&mut self, pipeline: &mut dyn Pipeline, prefix: Ipv4Net) -> Result<bool, Refusal> {
+    /// Removes a route if it has this owner; false if there is none. Without an owner a controller removes its own routes only, an operator
+    /// any. A controller removes no route of an operator.
+    pub fn remove_route(
+        &mut self,
+        pipeline: &mut dyn Pipeline,
+        caller: Option<&ControllerTerm>,
+        prefix: Ipv4Net,
+        owner: Option<&str>,
+    ) -> Result<bool, Refusal> {
+        self.check(caller)?;
+        if !pipeline.routes().iter().any(|route| route.prefix == prefix) {
+            return Ok(false);
+        }
+        let of = self.routes.get(&prefix).map_or(NOBODY, String::as_str);
+        let owner = owner.filter(|owner| caller.is_none() || *owner != NOBODY);
+        let owner = owner.or(caller.map(|term| &*term.owner));
+        if let Some(not) = owner.filter(|owner| *owner != of) {
+            let (of, not) = (of.to_owned(), not.to_owned());
+            return Err(Refusal::RouteOfOthers { prefix, of, not });
+        }
         let removed = pipeline.remove_route(prefix)?;
         self.routes.remove(&prefix);
         Ok(removed)

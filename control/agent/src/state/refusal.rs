@@ -37,6 +37,12 @@ pub enum Refusal {
         "the route to {prefix} is of {owner} (if it does not return: castnet group purge --owner {owner})"
     )]
     RouteTaken { prefix: Ipv4Net, owner: String },
+    #[error("the route to {prefix} is of {}, not of {}", who(.of), who(.not))]
+    RouteOfOthers {
+        prefix: Ipv4Net,
+        of: String,
+        not: String,
+    },
     /// The switch refuses routes.
     #[error(transparent)]
     Routes(RouteError),

@@ -52,6 +52,10 @@ async fn a_switch_takes_orders_of_its_controllers_and_operators_only() {
         mcst_id: "10.200.0.1".into(),
         ..Default::default()
     };
+    let route = || v1::RemoveRouteRequest {
+        prefix: "239.200.0.1/32".into(),
+        owner: Some("gone".into()),
+    };
     let routes = || v1::SetRoutesRequest::default();
     let ports = || v1::ListPortsRequest::default();
     let term = v1::ControllerTerm {
@@ -59,18 +63,20 @@ async fn a_switch_takes_orders_of_its_controllers_and_operators_only() {
         epoch: u64::MAX,
         ..Default::default()
     };
-    // Reads, programs groups with a term and without one, sets routes, takes the term of a controller.
+    // Reads, removes groups and routes with a term and without one, sets routes, takes the term of a controller.
     for (name, may) in [
-        ("ops", [true, true, true, true, true]),
-        ("c1", [true, true, false, false, true]),
-        ("grafana", [true, false, false, false, false]),
-        ("h1", [false, false, false, false, false]),
+        ("ops", [true, true, true, true, true, true, true]),
+        ("c1", [true, true, false, true, false, false, true]),
+        ("grafana", [true, false, false, false, false, false, false]),
+        ("h1", [false, false, false, false, false, false, false]),
     ] {
         let mut client = client(&authority, folder, &agent, name).await;
         let answers = [
             client.list_ports(ports()).await.map(drop),
             client.remove_group(with_term(&term, remove())).await.map(drop),
             client.remove_group(remove()).await.map(drop),
+            client.remove_route(with_term(&term, route())).await.map(drop),
+            client.remove_route(route()).await.map(drop),
             client.set_routes(routes()).await.map(drop),
             client
                 .get_capabilities(with_term(&term, v1::GetCapabilitiesRequest {}))

@@ -48,6 +48,7 @@ async fn routes_are_added_replaced_and_removed() {
     assert_refused(beyond, Code::InvalidArgument, "route.next_hops[0].port", "5");
     let removal = v1::RemoveRouteRequest {
         prefix: "10.1.0.0/16".into(),
+        owner: None,
     };
     assert!(
         lab.client
@@ -211,12 +212,48 @@ async fn controllers_leave_the_routes_of_each_other() {
     assert_refused(taken, Code::AlreadyExists, "routes", "239.200.0.2/32 is of a");
     a.set_multicast_routes(request(&[2])).await.unwrap();
     assert_eq!(there(&mut lab).await, named(&[(2, "a"), (3, "b")]));
+    // A purge names the owner. Without that each removes its own.
+    let removal = |last: u8, owner: Option<&str>| v1::RemoveRouteRequest {
+        prefix: format!("239.200.0.{last}/32"),
+        owner: owner.map(Into::into),
+    };
+    for owner in [None, Some("b"), Some("")] {
+        let kept = b.remove_route(removal(2, owner)).await;
+        assert_refused(
+            kept,
+            Code::FailedPrecondition,
+            "owner",
+            "is of \"a\", not of \"b\"",
+        );
+    }
+    let kept = lab.client.remove_route(removal(2, Some("b"))).await;
+    assert_refused(
+        kept,
+        Code::FailedPrecondition,
+        "owner",
+        "is of \"a\", not of \"b\"",
+    );
+    for (last, owner, expected) in [(2, Some("a"), true), (2, Some("a"), false), (3, None, true)] {
+        let done = b.remove_route(removal(last, owner)).await.unwrap();
+        assert_eq!(done.into_inner().removed, expected);
+    }
+    a.set_multicast_routes(request(&[2])).await.unwrap();
+    b.set_multicast_routes(request(&[3])).await.unwrap();
     // An operator decides.
     let own = v1::AddRouteRequest {
         route: Some(route(2)),
     };
     lab.client.add_route(own).await.unwrap();
     assert_eq!(there(&mut lab).await, named(&[(2, ""), (3, "b")]));
+    for owner in [None, Some("a"), Some("")] {
+        let kept = a.remove_route(removal(2, owner)).await;
+        assert_refused(
+            kept,
+            Code::FailedPrecondition,
+            "owner",
+            "is of an operator, not of \"a\"",
+        );
+    }
     b.set_multicast_routes(request(&[])).await.unwrap();
     assert_eq!(there(&mut lab).await, []);
 }

@@ -167,7 +167,10 @@ columns!(row: LeftLine => row { owner(), group, switches() });
 #[derive(Debug, Serialize)]
 struct Unfinished {
     switch: String,
+    /// `refuses: ...`, or `cannot be reached: ...`.
     reason: String,
+    /// It refuses: the same again would change nothing.
+    refuses: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -187,6 +190,13 @@ impl PurgedEverywhere {
     fn verdict(&self) -> Outcome {
         if !self.removed {
             return Ok(());
+        }
+        let refusals = self.unfinished.iter().filter(|u| u.refuses);
+        let refusals: Vec<_> = refusals
+            .map(|u| format!("switch {} {}", u.switch, u.reason))
+            .collect();
+        if !refusals.is_empty() {
+            return Err(Failure::refused(refusals.join("\n")));
         }
         if !self.unfinished.is_empty() {
             let switches: Vec<_> = self.unfinished.iter().map(|u| u.switch.as_str()).collect();
@@ -258,6 +268,7 @@ pub(super) async fn everywhere(
             unfinished.push(Unfinished {
                 switch: left.switch_name,
                 reason: left.reason,
+                refuses: left.refuses,
             });
         }
     }
@@ -320,16 +331,17 @@ mod tests {
                 group: (*group).to_owned(),
                 switches: Vec::new(),
             };
-            let unreached = |switch: &&str| Unfinished {
+            let left = |switch: &&str| Unfinished {
                 switch: (*switch).to_owned(),
-                reason: "unreachable".to_owned(),
+                reason: "refuses: why".to_owned(),
+                refuses: switch.starts_with("tls"),
             };
             let report = PurgedEverywhere {
                 owner: Some(String::new()),
                 groups: groups.iter().map(line).collect(),
                 routes: routes.iter().map(ToString::to_string).collect(),
                 removed,
-                unfinished: unfinished.iter().map(unreached).collect(),
+                unfinished: unfinished.iter().map(left).collect(),
             };
             report.verdict().map_err(|failure| (failure.code(), failure.what))
         };
@@ -337,6 +349,8 @@ mod tests {
         assert_eq!(verdict(true, &[], &[], &[]), Err((3, nothing)));
         let more = "these switches may have more of them: leaf1".to_owned();
         assert_eq!(verdict(true, &[], &[], &["leaf1"]), Err((4, more)));
+        let refused = "switch tls1 refuses: why".to_owned();
+        assert_eq!(verdict(true, &["g"], &[], &["leaf1", "tls1"]), Err((3, refused)));
         assert_eq!(verdict(true, &["g"], &[], &[]), Ok(()));
         assert_eq!(verdict(true, &[], &["239.200.0.0/32"], &[]), Ok(()));
         assert_eq!(verdict(false, &[], &[], &["leaf1"]), Ok(()));

@@ -184,13 +184,20 @@ async fn routes_of_another_controller_stay_until_they_are_purged() {
             let request = v1::PurgeGroupsRequest { owner, remove };
             let left = client.purge_groups(request).await.unwrap();
             let left = left.into_inner().switches.into_iter();
-            left.flat_map(|switch| switch.routes).collect::<Vec<_>>()
+            let left = left.map(|left| (left.routes, left.refuses, left.reason));
+            let left = left.filter(|(routes, _, reason)| !routes.is_empty() || !reason.is_empty());
+            left.collect::<Vec<_>>()
         }
     };
+    let refuse = |status| lab.switch("core").with(|toy| toy.refuse_routes = status);
+    refuse(Some(Status::permission_denied("not you")));
+    assert_eq!(left(true).await, [(vec![], true, "refuses: not you".to_owned())]);
+    refuse(None);
     for remove in [false, true] {
-        assert_eq!(left(remove).await, [foreign.prefix.as_str()]);
+        let found = (vec![foreign.prefix.clone()], false, String::new());
+        assert_eq!(left(remove).await, [found]);
     }
-    assert_eq!(left(false).await, [""; 0]);
+    assert_eq!(left(false).await, []);
     assert_eq!(copies(&lab).keys().collect::<Vec<_>>(), ["239.200.0.1/32"]);
 }
 

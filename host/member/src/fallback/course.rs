@@ -8,7 +8,8 @@ use std::time::Duration;
 
 /// Longest time from host to host before the group is tried again.
 const WAIT_MAX: Duration = Duration::from_secs(600);
-/// Longest time between two steps while the bytes of the source are late. All wait for the next step for a while, and then give up.
+/// Longest time between two reports of the receivers: that they cannot write, too. Also while the bytes of the source are late: all wait for
+/// the next step for a while, and then give up.
 const KEEP_ALIVE: Duration = Duration::from_millis(250);
 
 /// What follows in the source of a stream.
@@ -103,7 +104,7 @@ pub(super) enum Next {
     End,
     /// None: the bytes are late.
     Wait,
-    /// All report their positions again, and nothing follows from that: they learn that the source is there, and it that they are.
+    /// All report their positions again, and nothing follows from that: they learn that the source is there, and it that they are, and can write.
     KeepAlive,
 }
 
@@ -169,8 +170,8 @@ pub struct Course {
     most: u64,
     /// Bytes sent from host to host since then.
     sent: u64,
-    /// When the last step ended.
-    stepped: Duration,
+    /// When all have reported their positions.
+    reported: Duration,
 }
 
 impl Course {
@@ -182,24 +183,23 @@ impl Course {
             keeper: None,
             most: 0,
             sent: 0,
-            stepped: now,
+            reported: now,
         }
     }
 
     /// `rest`: what the source has from the position on.
     pub(super) fn next(&self, now: Duration, rest: Rest) -> Next {
-        if let (Some(position), Some((rank, to))) = (self.position, self.keeper)
-            && position < to
-        {
-            return Next::Kept { rank, to };
-        }
-        match self.position {
-            None => Next::Positions,
-            Some(_) if rest == Rest::End => Next::End,
-            Some(position) if self.may_try(position) && self.retry.is_due(now) => Next::Group,
-            Some(_) if rest == Rest::Bytes => Next::Chunk,
-            Some(_) if now.saturating_sub(self.stepped) >= KEEP_ALIVE => Next::KeepAlive,
-            Some(_) => Next::Wait,
+        let Some(position) = self.position else {
+            return Next::Positions;
+        };
+        let kept = self.keeper.filter(|(_, to)| position < *to);
+        match (kept, rest) {
+            (None, Rest::End) => Next::End,
+            (None, _) if self.may_try(position) && self.retry.is_due(now) => Next::Group,
+            _ if now.saturating_sub(self.reported) >= KEEP_ALIVE => Next::KeepAlive,
+            (Some((rank, to)), _) => Next::Kept { rank, to },
+            (None, Rest::Bytes) => Next::Chunk,
+            (None, Rest::Late) => Next::Wait,
         }
     }
 
@@ -244,9 +244,9 @@ impl Course {
         self.position.unwrap_or_default()
     }
 
-    /// All have taken a step.
-    pub(super) fn handle_step(&mut self, now: Duration) {
-        self.stepped = now;
+    /// All have reported their positions.
+    pub(super) fn handle_reported(&mut self, now: Duration) {
+        self.reported = now;
     }
 
     /// A chunk was sent.
@@ -312,6 +312,7 @@ mod tests {
         let (mut now, mut tries) = (seconds(0), Vec::new());
         report(&mut course);
         // Not before something was sent, and all have the same.
+        course.handle_reported(seconds(100));
         assert_eq!(course.next(seconds(100), Rest::Bytes), Next::Chunk);
         course.handle_sent(8);
         assert_eq!(course.next(seconds(100), Rest::Bytes), Next::Chunk);
@@ -333,39 +334,53 @@ mod tests {
         course.handle_left(now + seconds(600));
         report(&mut course);
         course.handle_sent(9);
+        course.handle_reported(now + seconds(629));
         assert_eq!(course.next(now + seconds(629), Rest::Bytes), Next::Chunk);
         assert_eq!(course.next(now + seconds(630), Rest::Bytes), Next::Group);
         assert_eq!(course.next(now + seconds(630), Rest::End), Next::End);
         let mut never = Course::new(seconds(0), None);
         report(&mut never);
         never.handle_sent(9);
+        never.handle_reported(Duration::MAX);
         assert_eq!(never.next(Duration::MAX, Rest::Bytes), Next::Chunk);
     }
 
-    /// A pipe to which nobody writes for a while: all would give up.
+    /// Nobody writes into a pipe for a while, and all would give up; or a receiver cannot write any more, and nobody learned it before the end.
     #[test]
-    fn a_source_whose_bytes_are_late_goes_on_with_steps() {
+    fn receivers_report_while_bytes_are_late_and_while_they_come() {
         let ms = Duration::from_millis;
-        let mut course = Course::new(ms(0), Some(ms(60_000)));
-        // First of all, late or not.
-        assert_eq!(course.next(ms(0), Rest::Late), Next::Positions);
-        course.handle_positions((0, 0), &[at(0)]).expect("positions");
-        let mut steps = Vec::new();
-        for now in (0..1000).step_by(50) {
-            match course.next(ms(now), Rest::Late) {
-                Next::KeepAlive => {
-                    steps.push(now);
-                    course.handle_step(ms(now));
+        for (rest, otherwise) in [(Rest::Late, Next::Wait), (Rest::Bytes, Next::Chunk)] {
+            let mut course = Course::new(ms(0), Some(ms(60_000)));
+            // First of all, late or not.
+            assert_eq!(course.next(ms(0), rest), Next::Positions);
+            course.handle_positions((0, 0), &[at(0)]).expect("positions");
+            let mut reports = Vec::new();
+            for now in (0..1000).step_by(50) {
+                match course.next(ms(now), rest) {
+                    Next::KeepAlive => {
+                        reports.push(now);
+                        course.handle_reported(ms(now));
+                    }
+                    next => assert_eq!(next, otherwise),
                 }
-                next => assert_eq!(next, Next::Wait),
             }
+            assert_eq!(reports, [250, 500, 750]);
+            course.handle_sent(9);
+            // The group is tried with or without bytes.
+            assert_eq!(course.next(ms(60_000), rest), Next::Group);
+            assert_eq!(course.next(ms(1000), Rest::End), Next::End);
         }
-        assert_eq!(steps, [250, 500, 750]);
-        assert_eq!(course.next(ms(1000), Rest::Bytes), Next::Chunk);
-        course.handle_sent(9);
-        // The group is tried with or without bytes.
-        assert_eq!(course.next(ms(60_000), Rest::Late), Next::Group);
-        assert_eq!(course.next(ms(1000), Rest::End), Next::End);
+        // Also while a receiver gives the others what the source does not have.
+        let mut course = Course::new(ms(0), None);
+        let keeper = Position {
+            bytes: 9,
+            keeps: true,
+        };
+        course
+            .handle_positions((5, 9), &[at(0), keeper])
+            .expect("positions");
+        assert_eq!(course.next(ms(249), Rest::Bytes), Next::Kept { rank: 2, to: 5 });
+        assert_eq!(course.next(ms(250), Rest::Bytes), Next::KeepAlive);
     }
 
     /// A source and its receivers, with a group that delivers what it likes of what it must.
@@ -436,6 +451,9 @@ mod tests {
                     false if draw(4) == 0 => Rest::Late,
                     false => Rest::Bytes,
                 };
+                if course.next(now, rest) == Next::KeepAlive {
+                    course.handle_reported(now);
+                }
                 match course.next(now, rest) {
                     Next::Positions => {
                         let all: Vec<_> = hosts.receivers.iter().map(|r| Position { bytes: r.len() as u64, keeps: co_works }).collect();
@@ -466,7 +484,7 @@ mod tests {
                         course.handle_left(now);
                     }
                     Next::Wait => prop_assert_eq!(rest, Rest::Late),
-                    Next::KeepAlive => course.handle_step(now),
+                    Next::KeepAlive => unreachable!("all have reported"),
                     Next::End => {
                         ended = true;
                         break;

@@ -5,11 +5,11 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use castnet_comm::{Collectives, Communicator};
-use castnet_rnic::stream::{StreamHeader, StreamSummary};
+use castnet_rnic::stream::{StreamError, StreamHeader, StreamSummary};
 
 use super::course::{Order, Position, fresh};
 use super::{
-    CHUNK, FAILED, FallbackError, NAME_MAX, PathReport, Ranks, UNKNOWN, broadcast, ends, malformed, positions,
+    CHUNK, FAILED, FallbackError, PathReport, Ranks, UNKNOWN, broadcast, ends, malformed, positions, text,
 };
 use crate::config::MemberConfig;
 use crate::error::MemberError;
@@ -99,36 +99,19 @@ impl<D: Destination> Receiving<'_, D> {
     /// # Errors
     /// A member does not answer, or cannot write; the bytes cannot be written, or are others than were sent.
     pub fn run(mut self) -> Result<StreamSummary, FallbackError> {
-        let summary = self.take()?;
-        let kept = self.incoming.borrow_mut().complete(summary.clone());
-        kept.map_err(FallbackError::Write)?;
-        // The source waits for it.
-        self.hosts.barrier()?;
-        Ok(summary)
-    }
-
-    fn take(&mut self) -> Result<StreamSummary, FallbackError> {
         let header = self.head()?;
         let (name, length) = (header.name.clone(), header.length);
+        // What fails here is reported with the next positions. Until then the rest is passed on: the others do not wait for this host.
         let begun = self.incoming.borrow_mut().begin(header);
-        if let Err(error) = begun {
-            // Positions are the first step. The others learn it there, and do not wait for this host.
-            if broadcast(self.hosts, self.ranks, Order::Positions).is_ok() {
-                let _ = positions(self.hosts, self.ranks, None);
-            }
-            return Err(FallbackError::Write(error));
-        }
+        let mut written = begun.map_err(FallbackError::Write);
         let mut chunk = vec![0; CHUNK];
         loop {
             // What the source sends takes the place of the order given here.
             let order = broadcast(self.hosts, self.ranks, Order::Positions)?;
             match order {
                 Order::Positions => {
-                    let own = Position {
-                        bytes: self.incoming.borrow().position(),
-                        keeps: self.incoming.borrow().keeps(),
-                    };
-                    positions(self.hosts, self.ranks, Some(own))?;
+                    self.report(written)?;
+                    written = Ok(());
                 }
                 Order::Chunk { offset, bytes } | Order::Kept { offset, bytes, .. } => {
                     let from = match order {
@@ -143,18 +126,36 @@ impl<D: Destination> Receiving<'_, D> {
                         self.read_kept(offset, chunk)?;
                     }
                     self.hosts.broadcast(chunk, from)?;
+                    if written.is_err() {
+                        continue;
+                    }
                     let position = self.incoming.borrow().position();
                     let fresh = fresh(position, offset, chunk)
                         .ok_or_else(|| malformed(format!("bytes from {offset} on after {position}")))?;
-                    let written = self.incoming.borrow_mut().write_all(fresh);
-                    written.map_err(FallbackError::Write)?;
-                    self.path.add_between_hosts(fresh.len() as u64);
-                    (self.progress)(length, position + fresh.len() as u64);
+                    let done = self.incoming.borrow_mut().write_all(fresh);
+                    written = done.map_err(FallbackError::Write);
+                    if written.is_ok() {
+                        self.path.add_between_hosts(fresh.len() as u64);
+                        (self.progress)(length, position + fresh.len() as u64);
+                    }
                 }
-                Order::Group { offset } => self.receive_in_group(length, offset)?,
-                Order::End { bytes } => return self.end(&name, bytes),
+                Order::Group { offset } => written = self.receive_in_group(length, offset)?,
+                Order::End { bytes } => return self.end(&name, bytes, written),
             }
         }
+    }
+
+    /// All report their positions; this host in place of its own what has failed here.
+    fn report<T>(&mut self, done: Result<T, FallbackError>) -> Result<T, FallbackError> {
+        let own = Position {
+            bytes: self.incoming.borrow().position(),
+            keeps: self.incoming.borrow().keeps(),
+        };
+        let own = done.as_ref().map(|_| own).map_err(FallbackError::why);
+        let reported = positions(self.hosts, self.ranks, own);
+        let done = done?;
+        reported?;
+        Ok(done)
     }
 
     fn read_kept(&self, offset: u64, chunk: &mut [u8]) -> Result<(), FallbackError> {
@@ -171,17 +172,11 @@ impl<D: Destination> Receiving<'_, D> {
     }
 
     fn head(&mut self) -> Result<StreamHeader, FallbackError> {
-        let mut head = [0_u64; 2];
-        self.hosts.broadcast(&mut head, self.ranks.source)?;
-        if head[1] > NAME_MAX {
-            return Err(malformed("a name of over 512 bytes"));
-        }
-        let mut name = vec![0_u8; head[1] as usize];
-        if !name.is_empty() {
-            self.hosts.broadcast(&mut name, self.ranks.source)?;
-        }
-        let name = String::from_utf8_lossy(&name).into_owned();
-        if head[0] == FAILED {
+        let mut length = [0_u64];
+        self.hosts.broadcast(&mut length, self.ranks.source)?;
+        let name = text(self.hosts, self.ranks.source, "")?;
+        let [length] = length;
+        if length == FAILED {
             return Err(FallbackError::CannotSend {
                 host: self.ranks.host(self.ranks.source.into()),
                 why: name,
@@ -189,12 +184,16 @@ impl<D: Destination> Receiving<'_, D> {
         }
         Ok(StreamHeader {
             name,
-            length: (head[0] != UNKNOWN).then_some(head[0]),
+            length: (length != UNKNOWN).then_some(length),
         })
     }
 
-    /// Receives in the group, until the stream or the group ends. What has come is written.
-    fn receive_in_group(&mut self, length: Option<u64>, offset: u64) -> Result<(), FallbackError> {
+    /// Receives in the group, until the stream or the group ends. What has come is written; otherwise returns why not, to be reported.
+    fn receive_in_group(
+        &mut self,
+        length: Option<u64>,
+        offset: u64,
+    ) -> Result<Result<(), FallbackError>, FallbackError> {
         let position = self.incoming.borrow().position();
         if position != offset {
             return Err(malformed(format!("the group from {offset} on after {position}")));
@@ -204,24 +203,31 @@ impl<D: Destination> Receiving<'_, D> {
         self.ranks.meeting = None;
         let (mut came_from, mut led) = (None, None);
         let received = self.be_in_group(length, &mut came_from, &mut led);
+        let is_of_file = |error: &MemberError| matches!(error, MemberError::Stream(StreamError::Io { .. }));
         let error = match received.err() {
-            Some(error) if ends(&error) => return Err(error.into()),
+            Some(error) if ends(&error) && !is_of_file(&error) => return Err(error.into()),
             error => error,
         };
         let at = self.incoming.borrow().position();
         let came_from = came_from.map_or(at, |from| at.min(offset + from));
-        let why = error.as_ref().map(ToString::to_string);
+        let why = error.as_ref().filter(|error| !is_of_file(error));
+        let why = why.map(ToString::to_string);
         self.path.add_between_hosts(at - came_from);
         self.path
             .leaves_group(&self.config.host, (at, came_from - offset), why.as_deref());
-        if let Some(MemberError::NotInstalled { hosts, .. } | MemberError::Diverted { hosts, .. }) = error {
-            led = Some(hosts);
+        let mut written = Ok(());
+        match error {
+            Some(MemberError::NotInstalled { hosts, .. } | MemberError::Diverted { hosts, .. }) => {
+                led = Some(hosts);
+            }
+            Some(error) if is_of_file(&error) => written = Err(error.into()),
+            _ => {}
         }
         if let Some(all) = led {
             let here = (self.hosts.rnic_mut(), &self.config);
             self.ranks.gather(here, (&all, ""), self.patience)?;
         }
-        Ok(())
+        Ok(written)
     }
 
     /// `came_from`: from which byte of the group's stream on it came from a member. `led`: those that its source has led out of it, though
@@ -265,16 +271,31 @@ impl<D: Destination> Receiving<'_, D> {
         received.map(drop)
     }
 
-    /// Compares what has come with what was sent.
-    fn end(&mut self, name: &str, bytes: u64) -> Result<StreamSummary, FallbackError> {
+    /// Compares what has come with what was sent, and keeps it.
+    fn end(
+        &mut self,
+        name: &str,
+        bytes: u64,
+        written: Result<(), FallbackError>,
+    ) -> Result<StreamSummary, FallbackError> {
         let mut sent = [0_u8; 32];
         self.hosts.broadcast(&mut sent, self.ranks.source)?;
-        let summary = self.incoming.borrow().summary();
+        let kept = written.and_then(|()| self.keep(name, bytes, sent));
+        // The source waits for it.
+        self.report(kept)
+    }
+
+    fn keep(&self, name: &str, bytes: u64, sent: [u8; 32]) -> Result<StreamSummary, FallbackError> {
+        let mut incoming = self.incoming.borrow_mut();
         let same = |summary: &StreamSummary| summary.bytes == bytes && summary.digest.0 == sent;
-        summary.filter(same).ok_or_else(|| FallbackError::Differs {
+        let summary = incoming.summary().filter(same);
+        let summary = summary.ok_or_else(|| FallbackError::Differs {
             name: name.to_owned(),
-            received: self.incoming.borrow().position(),
+            received: incoming.position(),
             sent: bytes,
-        })
+        })?;
+        let kept = incoming.complete(summary.clone());
+        kept.map_err(FallbackError::Write)?;
+        Ok(summary)
     }
 }

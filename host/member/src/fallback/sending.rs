@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use castnet_comm::{Collectives, CommError, Communicator};
+use castnet_comm::{Collectives, Communicator};
 use castnet_proto::convert::reason_line;
 use castnet_rnic::stream::{StreamHeader, StreamSummary};
 
 use super::course::{Course, Next, Order, Position};
 use super::{
-    CHUNK, FAILED, FallbackError, NAME_MAX, Outgoing, PathReport, Ranks, UNKNOWN, broadcast, ends, positions,
+    CHUNK, FAILED, FallbackError, Outgoing, PathReport, Ranks, UNKNOWN, broadcast, ends, positions, text,
 };
 use crate::config::MemberConfig;
 use crate::error::MemberError;
@@ -40,22 +40,16 @@ pub struct Sending<'a, 'f> {
 }
 
 /// All others get the length and the name of the stream; or [`FAILED`], and why the source has none.
-fn head(hosts: &mut Communicator, ranks: &Ranks, (length, name): (u64, &str)) -> Result<(), CommError> {
-    let mut name = name.as_bytes().to_vec();
-    name.truncate(NAME_MAX as usize);
-    let mut head = [length, name.len() as u64];
-    hosts.broadcast(&mut head, ranks.source)?;
-    match name.is_empty() {
-        true => Ok(()),
-        false => hosts.broadcast(&mut name, ranks.source),
-    }
+fn head(hosts: &mut Communicator, ranks: &Ranks, (length, name): (u64, &str)) -> Result<(), FallbackError> {
+    hosts.broadcast(&mut [length], ranks.source)?;
+    text(hosts, ranks.source, name).map(drop)
 }
 
 /// In place of a stream, all others get the reason why there is none: they do not wait for it.
 ///
 /// # Errors
 /// The step fails.
-pub fn cannot_send(hosts: &mut Communicator, ranks: &Ranks, why: &str) -> Result<(), CommError> {
+pub fn cannot_send(hosts: &mut Communicator, ranks: &Ranks, why: &str) -> Result<(), FallbackError> {
     head(hosts, ranks, (FAILED, why))
 }
 
@@ -72,7 +66,6 @@ impl Sending<'_, '_> {
             match self.course.next(self.start.elapsed(), rest) {
                 Next::Wait => {
                     self.hosts.progress()?;
-                    continue;
                 }
                 Next::KeepAlive => {
                     self.all_positions()?;
@@ -96,27 +89,35 @@ impl Sending<'_, '_> {
                     self.hosts.broadcast(&mut chunk[..bytes as usize], rank)?;
                     self.course.handle_sent(bytes);
                 }
-                Next::Group => self.send_in_group()?,
+                Next::Group => {
+                    // Nobody joins it who cannot write.
+                    self.all_positions()?;
+                    self.send_in_group()?;
+                }
                 Next::End => return self.end(),
             }
-            self.course.handle_step(self.start.elapsed());
         }
     }
 
     fn head(&mut self) -> Result<(), FallbackError> {
         let StreamHeader { name, length } = &self.outgoing.header;
-        head(self.hosts, self.ranks, (length.unwrap_or(UNKNOWN), name.as_str()))?;
-        Ok(())
+        head(self.hosts, self.ranks, (length.unwrap_or(UNKNOWN), name.as_str()))
     }
 
     /// The positions of all hosts, in the order of their ranks.
     fn all_positions(&mut self) -> Result<Vec<Position>, FallbackError> {
         broadcast(self.hosts, self.ranks, Order::Positions)?;
+        let all = self.positions()?;
+        self.course.handle_reported(self.start.elapsed());
+        Ok(all)
+    }
+
+    fn positions(&mut self) -> Result<Vec<Position>, FallbackError> {
         let own = Position {
             bytes: self.outgoing.position(),
             keeps: false,
         };
-        positions(self.hosts, self.ranks, Some(own))
+        positions(self.hosts, self.ranks, Ok(own))
     }
 
     fn find_position(&mut self) -> Result<(), FallbackError> {
@@ -209,8 +210,8 @@ impl Sending<'_, '_> {
         broadcast(self.hosts, self.ranks, Order::End { bytes })?;
         let mut digest = summary.digest.0;
         self.hosts.broadcast(&mut digest, self.ranks.source)?;
-        // Until all have it.
-        self.hosts.barrier()?;
+        // Until all have it, or one says that it cannot keep it.
+        self.positions()?;
         Ok(summary)
     }
 }

@@ -113,14 +113,40 @@ fn checks(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// The disk of a receiver is full in the middle of a file. The others learned it when they gave up, after a minute, and not from whom.
+fn full_disk(lab: &Lab) -> Result<()> {
+    lab.create_group(&transfer("full"))?;
+    let file = lab.folder().join("full.bin");
+    write_random(&file, 9 << 20, 11)?;
+    let mut all = Vec::new();
+    for host in RECEIVERS {
+        let out = match host {
+            "h3" => "/dev/full".into(),
+            _ => lab.folder().join(format!("full.{host}")),
+        };
+        let process = lab.start_host(host, "receive", "full", &["--out", &out.to_string_lossy()])?;
+        all.push((host, process));
+    }
+    let file = file.to_string_lossy();
+    all.push(("h1", lab.start_host("h1", "send", "full", &["--file", &*file])?));
+    for (host, process) in &mut all {
+        let expected = match *host {
+            "h3" => "writing what arrived: No space left",
+            _ => "h3 cannot write what it receives: No space left",
+        };
+        ensure!(!process.wait()?.success(), "{}", process.output());
+        let said = process.output();
+        ensure!(said.contains(expected), "{host}: {said}");
+    }
+    Ok(())
+}
+
 /// Nobody writes into the pipe that is sent for longer than a member waits for a step.
 fn idle_pipe(lab: &Lab) -> Result<()> {
     let (give_up, idle) = (["--fallback-give-up", "5s"], Duration::from_secs(8));
     lab.create_group(&transfer("idle"))?;
     let pipe = lab.folder().join("idle.pipe");
     mkfifo(&pipe, Mode::S_IRWXU)?;
-    let mut writer = File::options().read(true).write(true).open(&pipe)?;
-    writer.write_all(b"12345")?;
     let mut all = Vec::new();
     for host in RECEIVERS {
         let out = lab.folder().join(format!("idle.{host}"));
@@ -142,7 +168,10 @@ fn idle_pipe(lab: &Lab) -> Result<()> {
     )?;
     let part = lab.folder().join("idle.h2.castnet-part");
     let receiver = &mut all[0].0;
+    // It begins without a writer.
     receiver.wait_until("the begin of the stream", |_| part.exists())?;
+    let mut writer = File::options().write(true).open(&pipe)?;
+    writer.write_all(b"12345")?;
     let begun = Instant::now();
     receiver.wait_until("the end of the pause", |_| begun.elapsed() >= idle)?;
     writer.write_all(b"67890")?;
@@ -165,6 +194,7 @@ fn what_the_switches_have_no_room_for_goes_from_host_to_host_over_links_that_los
             between_hosts(lab, group, size)?;
         }
         checks(lab)?;
+        full_disk(lab)?;
         idle_pipe(lab)?;
         turns::from_host_to_host(lab, &["h1", "h2", "h3", "h4"], &["h4", "h1", "h3", "h3"])
     });

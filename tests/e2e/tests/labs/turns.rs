@@ -304,7 +304,7 @@ fn hosts_that_cannot_open_their_files_are_named_to_the_others() {
                 }
                 Ok(())
             };
-            let failed = ("h3", "001-h1.castnet-part", "h3 cannot write what it receives");
+            let failed = ("h3", "001-h1.castnet-part", "h3 cannot write what it receives: /");
             fail_between_hosts(lab, &["h1"], taken, |_| Ok(()), failed)
         },
     );

@@ -44,6 +44,7 @@ impl Link {
             ..Default::default()
         };
         if let Err(error) = self.try_purge(shared, request, &mut left).await {
+            left.refuses = matches!(error, SwitchError::Refused(_));
             left.reason = error.failure(&left.switch_name).reason;
         }
         left
@@ -103,6 +104,7 @@ impl Link {
                 shared.may_change().await?;
                 let removal = v1::RemoveRouteRequest {
                     prefix: prefix.clone(),
+                    owner: Some(owner),
                 };
                 call(shared, client.remove_route(removal)).await?;
             }

@@ -318,7 +318,17 @@ impl Agent for ToyAgent {
         &self,
         request: Request<v1::RemoveRouteRequest>,
     ) -> Answer<v1::RemoveRouteResponse> {
-        let removed = self.toy.lock().routes.remove(&request.get_ref().prefix).is_some();
+        let mut toy = self.toy.lock();
+        toy.check(&request)?;
+        if let Some(status) = toy.refuse_routes.clone() {
+            return Err(status);
+        }
+        let v1::RemoveRouteRequest { prefix, owner } = request.into_inner();
+        let is_of_others = |route: &v1::Route| owner.as_ref() != Some(&route.owner);
+        if toy.routes.get(&prefix).is_some_and(is_of_others) {
+            return Err(refuse(Code::FailedPrecondition, "owner", "of another one"));
+        }
+        let removed = toy.routes.remove(&prefix).is_some();
         Ok(Response::new(v1::RemoveRouteResponse { removed }))
     }
 
