@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::files;
-use castnet_console::output::Output;
+use castnet_console::output::{Output, remark};
 use castnet_console::units::Span;
 use castnet_member::fallback::{Outgoing, Writer};
 use castnet_member::{Group, Member, MemberConfig, MemberError};
@@ -190,8 +190,8 @@ impl TurnsCommand {
         }
         let mut done = Vec::new();
         let mut ended = Ok(());
-        // What fails at this member alone.
-        let mut failed = None;
+        // What fails at this member alone, and whether it has received the turn of a member that was faster.
+        let (mut failed, mut was_late) = (None, false);
         // The bytes of a turn that has arrived and could not be kept.
         let mut unkept = None;
         for (turn, sender) in self.order.iter().enumerate().skip(held.turn) {
@@ -214,6 +214,7 @@ impl TurnsCommand {
                         // The other one is not held up by this member.
                         let received = member.receive(&mut |_| Ok(io::sink()), &mut |_, _| {});
                         let doing = format!("turn {} of {sender}", turn + 1);
+                        was_late = received.is_ok();
                         failed = Some(match received {
                             Ok(_) => failure::member(unsent.error).while_doing(doing),
                             Err(error) => failure::member(error),
@@ -252,6 +253,16 @@ impl TurnsCommand {
             }
         }
         let refused = match (ended, &failed) {
+            (_, Some(failure)) if was_late => {
+                remark(&format!(
+                    "{}: {}; it leaves when the other one has left, goes on or is silent",
+                    args.name, failure.what
+                ));
+                if let Err(error) = member.leave_out_of_turn(&failure.what) {
+                    tracing::warn!(%error, "not left");
+                }
+                None
+            }
             (_, Some(failure)) => {
                 give_up(member, failure);
                 None

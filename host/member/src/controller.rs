@@ -50,6 +50,11 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
+    /// The last state that was seen.
+    pub(crate) fn state(&self) -> watch::Ref<'_, api::GroupState> {
+        self.states.borrow()
+    }
+
     /// Whether the group does not run with this member any more.
     pub(crate) fn has_ended(&self) -> bool {
         self.states.has_changed().is_err()
@@ -82,9 +87,23 @@ fn is_away(error: &MemberError) -> bool {
     }
 }
 
+/// What becomes of a member that has missed a run of its group: the error, or `None` if it waits for the next run. `any_source`: any member sends,
+/// and none comes back by itself.
+fn after_missing(lost: MemberError, any_source: bool) -> Option<MemberError> {
+    match lost {
+        MemberError::Diverted { .. } => Some(lost),
+        MemberError::Ended { .. } if any_source => Some(lost),
+        _ => None,
+    }
+}
+
 /// A controller that is killed ends a call with any code.
 fn is_unavailable(status: &Status) -> bool {
     status.code() == Code::Unavailable || lost_connection(status).is_some()
+}
+
+pub(crate) fn has_any_source(state: &api::GroupState) -> bool {
+    state.any_source() != api::AnySource::Unspecified
 }
 
 pub(crate) fn has_source(state: &api::GroupState) -> bool {
@@ -251,7 +270,7 @@ impl Controller {
         let mut client = self.client().await?;
         let answer = client.join_group(request.clone()).await.map_err(refused)?;
         let at = answer.metadata().clone();
-        let mut states = answer.into_inner();
+        let (mut states, mut last) = (answer.into_inner(), None);
         while let Some(state) = states.message().await.map_err(refused)? {
             *has_waited = true;
             self.check_role(role, state.role())?;
@@ -275,7 +294,7 @@ impl Controller {
                     });
                     return Ok((state, lease));
                 }
-                api::GroupPhase::Failed => {
+                api::GroupPhase::Failed if state.ended.is_empty() => {
                     // The states of a join have this member only.
                     let all = self.state(&mut client).await.map_err(refused)?;
                     let hosts = all.members.into_iter().map(|member| member.host);
@@ -290,8 +309,19 @@ impl Controller {
                 }
                 phase => tracing::debug!(group, ?phase, reason = state.reason, "waiting"),
             }
+            last = Some(state);
         }
-        Err(MemberError::NotActive { group: group.clone() })
+        // States may have been left out: the group may have run with this member.
+        let missed = match last.filter(|state| !self.is_in(state)) {
+            Some(state) => self.clone().missed(has_any_source(&state)).await,
+            None => None,
+        };
+        Err(missed.unwrap_or_else(|| MemberError::NotActive { group: group.clone() }))
+    }
+
+    /// Waits until it is known how the run ended that this member has missed. `None`: it waits for the next run.
+    pub(crate) async fn missed(self, any_source: bool) -> Option<MemberError> {
+        after_missing(self.lost(None).await, any_source)
     }
 
     /// Leaves the group; as its source, which goes on from host to host, with the reason; as a receiver, with what it has. A group that does
@@ -465,7 +495,7 @@ impl Controller {
     /// Why this member can do nothing more in the group. `None`: it can, or it is not certain yet.
     fn lost_by(&self, state: &api::GroupState) -> Option<MemberError> {
         use api::GroupPhase::{Active, Degraded, Failed, Removing};
-        let (group, host, source) = (self.group.clone(), self.host.clone(), &state.source);
+        let (group, host) = (self.group.clone(), self.host.clone());
         let own = state.members.iter().find(|m| m.host == host);
         let put_out = || own.map(|m| m.put_out.clone()).unwrap_or_default();
         let is_listed = own.is_some();
@@ -496,20 +526,10 @@ impl Controller {
             phase => {
                 let reason = match phase {
                     Failed => state.reason.clone(),
-                    _ if state.any_source() != api::AnySource::Unspecified => {
-                        // Who has left without a word is not known any more.
-                        let left = state.members.iter().filter(|m| m.host != host);
-                        left.filter_map(|m| Some((&m.host, &m.received.as_ref()?.lacks)))
-                            .find(|(_, lacks)| !lacks.is_empty())
-                            .map_or_else(
-                                || "one of its members has left, or is back with a new connection".to_owned(),
-                                |(left, why)| format!("{left} has left: {why}"),
-                            )
+                    _ if state.ended.is_empty() => {
+                        "a member that it needs has left, or is back with a new connection".to_owned()
                     }
-                    _ if *source == host => {
-                        format!("all receivers have left, or {host} was away for longer than its lease")
-                    }
-                    _ => format!("its source {source} has left, or is back with a new connection"),
+                    _ => state.ended.clone(),
                 };
                 Some(MemberError::Ended { group, reason })
             }
@@ -562,7 +582,7 @@ mod tests {
         let lost_out = |host: &str, phase: api::GroupPhase, own: api::MemberPhase, put_out: &str| {
             let mut state = state(Joined);
             state.set_phase(phase);
-            state.reason = "h3 is gone".into();
+            (state.reason, state.ended) = ("h3 is gone".into(), "host h1 has left".into());
             let own = (host, own);
             for member in state.members.iter_mut().filter(|m| m.host == own.0) {
                 member.set_phase(own.1);
@@ -579,10 +599,9 @@ mod tests {
         }
         assert!(lost("h2", Removing, Expected).is_none());
         for (host, phase, reason) in [
-            ("h2", Registered, "source h1"),
-            ("h2", Installing, "source h1"),
+            ("h2", Registered, "host h1 has left"),
             ("h2", Failed, "h3 is gone"),
-            ("h1", Registered, "all receivers"),
+            ("h1", Registered, "host h1 has left"),
         ] {
             let ended = lost(host, phase, Expected).expect("it has ended");
             assert!(
@@ -594,18 +613,43 @@ mod tests {
             let evicted = lost_out("h2", phase, Expected, "it is cut off").expect("it is out");
             assert_eq!(evicted.to_string(), "h2 was put out of group g: it is cut off");
         }
-        let mut any = state(Expected);
-        any.set_phase(Registered);
-        any.set_any_source(api::AnySource::Bridged);
-        let reason = |any: &api::GroupState| member("h2").lost_by(any).expect("it has ended").to_string();
-        assert!(reason(&any).contains("one of its members has left"));
-        any.members[0].received = Some(api::Received {
-            bytes: 7,
-            lacks: "its disk is full".into(),
-        });
-        assert!(reason(&any).contains("h1 has left: its disk is full"));
+        // All others have joined again by now.
+        let mut again = state(Joined);
+        again.set_phase(Installing);
+        let unknown = member("h2").lost_by(&again).expect("it has ended");
+        assert!(
+            unknown
+                .to_string()
+                .ends_with("has left, or is back with a new connection")
+        );
         let gone = lost("h4", Registered, Expected);
         assert!(matches!(gone, Some(MemberError::Evicted { .. })), "{gone:?}");
+    }
+
+    /// Receivers wait for their source again. Members that all send do not come back, and who goes on from host to host is waited for there.
+    #[test]
+    fn a_member_that_has_missed_a_run_waits_for_the_next_one_or_not() {
+        let (group, reason) = (|| "g".to_owned(), || "host h1 has left".to_owned());
+        let ended = || MemberError::Ended {
+            group: group(),
+            reason: reason(),
+        };
+        let diverted = || MemberError::Diverted {
+            group: group(),
+            reason: reason(),
+            hosts: Hosts::named(vec!["h1".to_owned(), "h2".to_owned()]),
+        };
+        let destroyed = || MemberError::Destroyed { group: group() };
+        assert!(after_missing(ended(), false).is_none());
+        assert!(matches!(
+            after_missing(ended(), true),
+            Some(MemberError::Ended { .. })
+        ));
+        for any_source in [false, true] {
+            let missed = after_missing(diverted(), any_source);
+            assert!(matches!(missed, Some(MemberError::Diverted { .. })), "{missed:?}");
+            assert!(after_missing(destroyed(), any_source).is_none());
+        }
     }
 
     #[test]

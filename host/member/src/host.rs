@@ -127,7 +127,7 @@ impl<'r> Host<'r> {
     pub(crate) fn poll_until(
         &mut self,
         sleep_max: Duration,
-        done: &mut dyn FnMut(&dyn Rnic) -> bool,
+        done: &mut dyn FnMut(&mut dyn Rnic) -> bool,
     ) -> Result<(), MemberError> {
         while !done(self.rnic) && !self.config.is_interrupted() {
             if self.announced.is_none_or(|at| at.elapsed() >= ANNOUNCE_INTERVAL) {

@@ -21,8 +21,8 @@ use castnet_rnic::{MemoryRegion, QpRemote, Rnic};
 use castnet_wire::{Psn, Qpn, RateLimit};
 use crossbeam::channel::Receiver as Results;
 
-use crate::config::{Group, GroupAddress};
-use crate::controller::{Lease, RETURN_PATIENCE, States};
+use crate::config::{Group, GroupAddress, MemberConfig};
+use crate::controller::{Lease, RETURN_PATIENCE, States, has_any_source};
 use crate::error::MemberError;
 use crate::host::{Host, SLEEP_MAX};
 use crate::meeting::Hosts;
@@ -88,6 +88,16 @@ fn call(told: &Results<Told>) -> Option<MemberError> {
         .filter(|error| matches!(error, MemberError::Diverted { .. } | MemberError::Ended { .. }))
 }
 
+/// For how long a source may be silent that has not left; `None`: for any time. `group`: with a controller, its state. A group in which any member
+/// sends ends with each member: while another one gets no answer from the rest, this one must not leave first.
+fn longest_silence(config: &MemberConfig, group: Option<&api::GroupState>) -> Option<Duration> {
+    match group {
+        None => Some(QUIET),
+        Some(group) if has_any_source(group) => config.give_up.map(|give_up| give_up + QUIET + config.lease),
+        Some(_) => Some(QUIET + config.lease),
+    }
+}
+
 /// Called before a stream is sent: makes this member the source.
 type TakeTurn<'t, T> = dyn FnMut(
         &mut dyn Rnic,
@@ -99,6 +109,9 @@ type TakeTurn<'t, T> = dyn FnMut(
 
 /// Called when a whole stream is posted, with the number of messages: whether a message of the next source has come.
 type IsFollowed<'t, T> = dyn FnMut(&mut dyn Rnic, &mut T, u64) -> Result<bool, StreamError> + 't;
+
+/// Called often: whether a member that waits for the end of its source need not wait longer.
+type IsOver<'t, T> = dyn FnMut(&mut dyn Rnic, &mut T) -> Result<bool, StreamError> + 't;
 
 /// How a member that also receives takes its turn, and sees the next one.
 struct TurnHooks<'t, T> {
@@ -240,8 +253,9 @@ impl<T> Member<'_, T> {
     }
 
     /// Leaves the group; the others go on without a receiver that leaves. One that has everything first waits until the
-    /// source has left, or is silent for 3 seconds and the time of a lease: a lost last acknowledgement must be sent again. If the controller cannot be reached, the group waits
-    /// for this member; what was transferred is complete. The QPs and memory are released.
+    /// source has left, or is silent for 3 seconds and the time of a lease: a lost last acknowledgement must be sent again. A group in which any
+    /// member sends ends with each member, so there it waits longer, by the time after which a source gives up. If the controller cannot be
+    /// reached, the group waits for this member; what was transferred is complete. The QPs and memory are released.
     ///
     /// # Errors
     /// [`MemberError::Diverted`] if this receiver has everything, and its source does not know that and goes on from host to host.
@@ -334,16 +348,33 @@ impl<T> Member<'_, T> {
     }
 
     fn await_source_left(&mut self) -> Result<(), MemberError> {
+        self.await_source_left_or(&mut |_, _| Ok(false))
+    }
+
+    /// Waits until the source has left or is silent, or `is_over`.
+    fn await_source_left_or(&mut self, is_over: &mut IsOver<'_, T>) -> Result<(), MemberError> {
         let states = self.states();
+        let quiet = longest_silence(
+            &self.host.config,
+            self.lease.as_ref().map(Lease::state).as_deref(),
+        );
         let source_left = self.host.start(|controller| controller.source_left(states));
-        let lease = self.lease.as_ref().map(|_| self.host.config.lease);
-        let (mut silence, quiet) = (Silence::new(Instant::now()), QUIET + lease.unwrap_or_default());
-        let (told, called) = (self.host.told(), &mut self.called);
+        let mut silence = Silence::new(Instant::now());
+        let (told, called, side) = (self.host.told(), &mut self.called, &mut self.side);
+        let mut failed = Ok(());
         self.host.poll_until(FINISHED_SLEEP_MAX, &mut |rnic| {
             *called = called.take().or_else(|| told.as_ref().and_then(call));
             let has_left = called.is_some() || source_left.as_ref().is_some_and(Call::is_finished);
-            has_left || silence.look(Instant::now(), 0, || rnic.traffic().requests) >= quiet
-        })
+            let length = silence.look(Instant::now(), 0, || rnic.traffic().requests);
+            let is_silent = quiet.is_some_and(|quiet| length >= quiet);
+            has_left
+                || is_silent
+                || is_over(rnic, side).unwrap_or_else(|error| {
+                    failed = Err(error);
+                    true
+                })
+        })?;
+        Ok(failed?)
     }
 
     /// Runs `transfer` until it ends, this host is interrupted, or the controller reports that it cannot end any more. It is
@@ -602,5 +633,32 @@ impl Member<'_, MessageReceiver> {
         self.note_whole(summary.bytes);
         self.has_all = true;
         Ok(summary)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_stays_while_another_one_may_wait_for_an_answer() {
+        let group = Group::Named {
+            name: "g".to_owned(),
+            controller: "http://127.0.0.1:7470".parse().expect("an address"),
+            security: Default::default(),
+            wait: Duration::ZERO,
+        };
+        let mut config = MemberConfig::new("h1", group);
+        let one = api::GroupState::default();
+        let mut any = api::GroupState::default();
+        any.set_any_source(api::AnySource::Bridged);
+        let seconds =
+            |config: &MemberConfig, group| longest_silence(config, group).map(|most| most.as_secs());
+        for (give_up, of_any) in [(None, None), (Some(Duration::from_secs(60)), Some(68))] {
+            config.give_up = give_up;
+            assert_eq!(seconds(&config, None), Some(3));
+            assert_eq!(seconds(&config, Some(&one)), Some(8));
+            assert_eq!(seconds(&config, Some(&any)), of_any);
+        }
     }
 }

@@ -5,7 +5,7 @@ mod core;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use castnet_e2e::process::{PATIENCE, Process, castnet};
@@ -348,8 +348,6 @@ const SNAP: u32 = 128;
 
 /// After how long a path that does not acknowledge is reported; scheduling of many machines on few cores is no stall.
 const STALL_MS: &str = "4000";
-/// The same as a time.
-pub const STALL: Duration = Duration::from_secs(4);
 
 fn inside(namespace: &str, program: &Path) -> Command {
     let mut command = Command::new("ip");

@@ -164,6 +164,9 @@ impl GroupReport {
         facts.add_as("mcst_id", state.mcst_id.as_str(), "McstID", addresses);
         facts.add("owner", "owner", state.owner.as_str());
         facts.add("generation", "generation", state.generation);
+        if !state.ended.is_empty() {
+            facts.add("ended", "end of the last run", state.ended.as_str());
+        }
         let numbers = state.any_source();
         let is_any = numbers != api::AnySource::Unspecified;
         let source = match is_any {

@@ -195,6 +195,7 @@ async fn a_multicast_group_is_shown_with_its_generation_and_policies() {
     let state = api::GroupState {
         name: "g".to_owned(),
         generation: 5,
+        ended: "host h2 has left".to_owned(),
         va_base: 0x1000,
         stall_timeout_ms: 1500,
         on_member_loss: api::MemberLoss::Fail as i32,
@@ -218,6 +219,8 @@ async fn a_multicast_group_is_shown_with_its_generation_and_policies() {
     says(&report, &fields, &lines);
     says(&report, &json!({ "description": "" }), &[]);
     assert!(!both(&report).1.contains("description"));
+    let ended = json!({ "ended": "host h2 has left" });
+    says(&report, &ended, &["end of the last run host h2 has left"]);
     let loss = json!({ "on_member_loss": "fail" });
     says(&report, &loss, &["on member loss fail"]);
     let stall = json!({ "on_member_stall": "evict", "member_stall_ms": 700 });

@@ -128,7 +128,9 @@ impl Core {
                 record.generation += 1;
                 record.plan = None;
             }
-            Event::Refused | Event::Broke | Event::Lost => record.ended = ending.or(record.ended),
+            Event::Refused | Event::Broke | Event::Lost | Event::Ended => {
+                record.ended = ending.or(record.ended);
+            }
             Event::Cleared => record.plan = None,
             _ => {}
         }

@@ -218,7 +218,10 @@ impl Core {
     /// Puts a member out of a group of any kind.
     pub(crate) fn evict(&mut self, group: &str, member: &str) -> Result<(), Refusal> {
         match self.group(group)?.record().kind {
-            Kind::Multicast(_) => self.evict_host(group, member, Afterwards::Gone)?,
+            Kind::Multicast(_) => {
+                let why = format!("an operator has put host {member} out");
+                self.evict_host(group, member, Afterwards::Gone, &why)?;
+            }
             Kind::Collective(_) => self.evict_rank(group, member)?,
         }
         tracing::info!(group, member, "evicted");

@@ -13,7 +13,8 @@ use tonic::{Code, Status};
 
 use crate::collective_places::set_link;
 use crate::common::{
-    Call, Calls, Client, Events, Lab, creation, join_all, moment, next, phases, reaches, refused, two_tiers,
+    Call, Calls, Client, Events, Lab, creation, join_all, last, moment, next, phases, reaches, refused,
+    two_tiers,
 };
 use crate::stalls::stands_still;
 
@@ -104,7 +105,7 @@ async fn what_a_receiver_has_when_it_leaves_is_kept_until_it_joins_again() {
     assert!(state.reason.ends_with(says), "{}", state.reason);
     assert_eq!(state.members[1].received, None);
 
-    // The source leaves. Who has failed since says so; who has said it does not say anything else. All join again.
+    // The source leaves, and all learn that. Who has failed since says so; who has said it does not say anything else. All join again.
     assert!(leave("h0", 0, "").await.unwrap());
     reaches(&client, "g", Registered).await;
     for (host, bytes) in [("h1", 9), ("h2", 99)] {
@@ -113,6 +114,7 @@ async fn what_a_receiver_has_when_it_leaves_is_kept_until_it_joins_again() {
     let state = reaches(&client, "g", Registered).await.state.unwrap();
     let bytes = |n: usize| state.members[n].received.as_ref().map(|r| r.bytes);
     assert_eq!((bytes(1), bytes(2)), (Some(9), Some(7)));
+    assert_eq!(state.ended, "host h0 has left");
     let _calls = all_join(&lab, &client, 18).await;
     let state = reaches(&client, "g", Active).await.state.unwrap();
     assert!(state.members.iter().all(|m| m.received.is_none()), "{state:?}");
@@ -130,6 +132,7 @@ async fn without_receivers_a_group_waits_for_its_members_again() {
         while !matches!(next(&mut calls[0]).await.phase(), Removing | Registered) {}
         let state = reaches(&client, "g", Registered).await.state.unwrap();
         assert_eq!(phases(&state), [Expected; 3]);
+        assert_eq!(state.ended, "no receivers are left: host h2 has left");
         assert!(lab.placed().is_empty());
         drop(calls);
         all_join(&lab, &client, 18).await;
@@ -336,14 +339,15 @@ async fn a_group_whose_members_all_send_ends_with_any_of_them() {
     };
     client.create(request).await;
     let mut calls = all_join(&lab, &client, 17).await;
-    for (qpn, (leaves, phase)) in (18..).zip([
-        (0, Registered),
-        (2, Registered),
-        (3, Registered),
-        (4, Failed),
-        (5, Registered),
+    for (qpn, (leaves, phase, why)) in (18..).zip([
+        (0, Registered, "host h0 has left"),
+        (2, Registered, "host h2 has left before the end: its disk is full"),
+        (3, Registered, "host h1 is back with a new connection"),
+        (4, Failed, "switch leaf0 has lost its part: it was restarted"),
+        (5, Registered, "an operator has put host h2 out"),
     ]) {
         let state = reaches(&client, "g", Active).await.state.unwrap();
+        assert_eq!(state.ended, "");
         assert!(
             state.any_source() == v1::AnySource::Synchronized
                 && state.members.iter().all(|m| m.role() == v1::Role::Member)
@@ -367,10 +371,27 @@ async fn a_group_whose_members_all_send_ends_with_any_of_them() {
             }
             4 => lab.switches.get_mut("leaf0").unwrap().restart().await,
             5 => drop(client.evict("g", "h2").await.unwrap()),
-            member => assert!(client.leave("g", HOSTS[member]).await),
+            member => {
+                let lacks = if member == 2 { "its disk is full" } else { "" };
+                let request = v1::LeaveGroupRequest {
+                    group: "g".into(),
+                    host: HOSTS[member].into(),
+                    received: Some(v1::Received {
+                        bytes: 7,
+                        lacks: lacks.into(),
+                    }),
+                    ..Default::default()
+                };
+                let left = client.clone().leave_group(request).await.unwrap();
+                assert!(left.into_inner().left);
+                // The last state says it all: a member may miss those before.
+                let state = last(&mut calls[1]).await;
+                assert_eq!((phases(&state)[1], state.ended.as_str()), (Expected, why));
+            }
         }
         let state = reaches(&client, "g", phase).await.state.unwrap();
         assert!(lab.placed().is_empty(), "{state:?}");
+        assert_eq!(state.ended, why);
         if leaves == 5 {
             assert_eq!(phases(&state), [Expected; 2]);
             break;

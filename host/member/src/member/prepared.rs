@@ -8,7 +8,7 @@ use castnet_wire::{McstId, MrpMember, MrpMemory, Qpn};
 
 use super::{Member, Source};
 use crate::config::{Group, GroupAddress, MemberConfig};
-use crate::controller::Lease;
+use crate::controller::{Lease, has_any_source};
 use crate::error::MemberError;
 use crate::host::{Host, SLEEP_MAX};
 use crate::registration::{Carrier, Registered, Registration};
@@ -150,7 +150,8 @@ impl<'r, T> Prepared<'r, T> {
     ///
     /// # Errors
     /// The controller refuses, the switches cannot install the group, this host has another role in it, or no switch
-    /// answers ARP for its McstID.
+    /// answers ARP for its McstID. If the group ends before this member is connected: [`MemberError::Diverted`] if it goes on from host to host,
+    /// and [`MemberError::Ended`] where any member sends, as the others may not come back.
     pub fn join(mut self) -> Result<Member<'r, T>, MemberError> {
         loop {
             let mut member = self.wait_for_group()?;
@@ -159,11 +160,13 @@ impl<'r, T> Prepared<'r, T> {
                 tracing::info!(host = member.host.config.host, ?qpns, mcst_ids = ?group.mcst_ids, start_psn = %group.start_psn, "connected");
                 return Ok(member);
             };
-            if member.lease.as_ref().is_some_and(Lease::has_ended) {
-                // Its source may have gone on from host to host before this member was connected.
-                if let Err(diverted @ MemberError::Diverted { .. }) = member.confirm() {
+            if let Some(lease) = member.lease.as_ref().filter(|lease| lease.has_ended()) {
+                let any_source = has_any_source(&lease.state());
+                let call = member.host.start(|controller| controller.missed(any_source));
+                let missed = call.map(|call| member.host.await_call(call));
+                if let Some(Ok(Some(missed))) = missed {
                     member.release()?;
-                    return Err(diverted);
+                    return Err(missed);
                 }
                 tracing::warn!(%error, "the group has ended before this member was connected: joining again");
                 self = member.again()?;

@@ -48,7 +48,7 @@ impl Member<'_, StreamReceiver> {
     ///
     /// # Errors
     /// [`MemberError::CannotSend`] for a group with several lanes; [`StreamError::OutOfTurn`] if another member sends: then this one
-    /// has sent nothing, and can receive what the other one sends. Otherwise as a source.
+    /// has sent nothing, and can receive what the other one sends, and then [`Member::leave_out_of_turn`]. Otherwise as a source.
     pub fn send(
         &mut self,
         header: &StreamHeader,
@@ -110,6 +110,17 @@ impl Member<'_, StreamReceiver> {
         }
         self.has_all = false;
         Ok(transferred)
+    }
+
+    /// Leaves the group after [`StreamError::OutOfTurn`] and the stream of the other member, which this one has received. The group ends with each
+    /// member, and the rest may lack data of that stream. So this one waits first, as in [`Member::leave`], and until another message comes.
+    /// `why`: the reason that the others get, if the group ends with this one.
+    ///
+    /// # Errors
+    /// As [`Member::leave`].
+    pub fn leave_out_of_turn(mut self, why: &str) -> Result<(), MemberError> {
+        let waited = self.await_source_left_or(&mut |rnic, side| side.next_turn(rnic));
+        waited.and(self.give_up(0, why))
     }
 
     fn begin_to_send(&mut self) -> Result<(), MemberError> {

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use castnet_member::{
     Group, GroupAddress, MemberConfig, MemberError, Messages, Role, Safeguard, StreamHeader,
 };
 use castnet_port::{BoxPort, MemLink, MemLinkConfig, PortSpec};
+use castnet_rnic::stream::StreamError;
 use castnet_rnic::{MemoryKey, Repeat, Rnic, SoftRnic, SoftRnicConfig};
 use castnet_wire::{Pmtu, Psn, Qpn};
 
@@ -258,6 +259,52 @@ fn a_source_whose_queue_pair_gives_up_keeps_what_is_not_acknowledged() {
     };
     let error = to_a_silent_receiver(config, Duration::from_secs(600));
     assert!(!matches!(error, MemberError::Slow(_)), "{error}");
+}
+
+/// Bytes that are sent, and whether the first of them were taken.
+struct Begun<'a> {
+    bytes: &'a [u8],
+    begun: &'a AtomicBool,
+}
+
+impl Read for Begun<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.begun.store(true, Ordering::Relaxed);
+        self.bytes.read(out)
+    }
+}
+
+/// The group ends with each member, and others may lack data that this one has: it stays until its rival has left or is silent.
+#[test]
+fn a_member_that_comes_late_for_its_turn_does_not_end_that_of_its_rival() {
+    let (bytes, begun) = ([7; 5000], AtomicBool::new(false));
+    let (sent, stayed) = run(
+        |rnic| {
+            let mut member = castnet_member::receiver(config(0), rnic)?.join()?;
+            let (begun, bytes) = (&begun, &bytes[..]);
+            member.send(
+                &StreamHeader::default(),
+                &mut Begun { bytes, begun },
+                &mut |_, _| {},
+            )
+        },
+        |rnic, _| {
+            let mut member = castnet_member::receiver(config(1), rnic)?.join()?;
+            // All have its rival's turn before that sends.
+            member.wait_until(&mut || begun.load(Ordering::Relaxed))?;
+            let late = member.send(&StreamHeader::default(), &mut io::empty(), &mut |_, _| {});
+            let is_late = matches!(late, Err(MemberError::Stream(StreamError::OutOfTurn)));
+            assert!(is_late, "{late:?}");
+            let (_, received) = member.receive(&mut |_| Ok(Vec::new()), &mut |_, _| {})?;
+            let whole = Instant::now();
+            member.leave_out_of_turn("another member sends")?;
+            Ok::<_, MemberError>((received, whole.elapsed()))
+        },
+    );
+    sent.expect("sent");
+    let (received, stayed) = stayed.expect("left");
+    assert_eq!(received, bytes);
+    assert!(stayed >= Duration::from_secs(3), "{stayed:?}");
 }
 
 #[test]

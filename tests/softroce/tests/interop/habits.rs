@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const SILENCE: Duration = Duration::from_millis(40);
 const LAST_SILENCE: Duration = Duration::from_millis(200);
 /// How often a script with timers is played before its fault counts: rxe's run in real time, and this machine may be busy.
-const PLAYS: usize = 3;
+const PLAYS: usize = 8;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../host/endpoint/tests/data")

@@ -33,7 +33,7 @@ const PROGRAMS: [(&str, &str, &str, u16); 4] = [
     (
         "rping",
         "rping -s -a 0.0.0.0 -C 10 -v",
-        "for turn in $(seq 20); do rping -c -a @ -C 10 -v && exit 0; sleep 0.5; done; exit 1",
+        "for turn in $(seq 120); do rping -c -a @ -C 10 -v && exit 0; sleep 0.5; done; exit 1",
         0,
     ),
 ];

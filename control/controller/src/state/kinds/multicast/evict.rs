@@ -21,12 +21,13 @@ pub(crate) enum Afterwards {
 }
 
 impl Core {
-    /// Puts a receiver out: an operator or its lease does, or it leaves.
+    /// Puts a receiver out: an operator or its lease does, or it leaves. `why`: if the run ends with it.
     pub(crate) fn evict_host(
         &mut self,
         group: &str,
         host: &str,
         afterwards: Afterwards,
+        why: &str,
     ) -> Result<(), Refusal> {
         let (record, member) = self.member(group, host)?;
         let phase = record.phase;
@@ -66,8 +67,11 @@ impl Core {
         if phase == Phase::Installing {
             return self.step(group, Event::Withdrawn, None);
         }
-        if ends || phase.has_run() && self.multicast(group)?.1.is_over() {
-            return self.step(group, Event::Ended, None);
+        if ends {
+            return self.end_run(group, why);
+        }
+        if phase.has_run() && self.multicast(group)?.1.is_over() {
+            return self.end_run(group, format!("no receivers are left: {why}"));
         }
         if has_rules {
             self.update(group, false);

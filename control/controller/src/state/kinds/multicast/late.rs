@@ -142,7 +142,8 @@ impl Core {
             return;
         };
         tracing::info!(group, host, reason, "does not join the running stream");
-        if let Err(error) = self.evict_host(group, host, Afterwards::Member) {
+        let why = format!("host {host} does not join: {reason}");
+        if let Err(error) = self.evict_host(group, host, Afterwards::Member, &why) {
             tracing::error!(group, host, %error, "cannot take out a member");
         }
         let (group, host, reason) = (group.to_owned(), host.to_owned(), reason.to_owned());

@@ -101,9 +101,9 @@ impl Core {
             return self.step(group, Event::Lost, Some(ending));
         }
         if kind.needs(host) {
-            return self.step(group, Event::Ended, None);
+            return self.end_run(group, reason);
         }
-        self.evict_host(group, host, Afterwards::Member)?;
+        self.evict_host(group, host, Afterwards::Member, &reason)?;
         self.change_member(group, host, |member| member.put_out = Some(reason))
     }
 }

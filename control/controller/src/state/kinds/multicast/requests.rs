@@ -228,6 +228,8 @@ impl Core {
         let reports = received.is_some() && (over || left && runs);
         if left {
             let ends = kind.needs(host);
+            let why = view::left(host, received.as_ref());
+            let why = why.unwrap_or_else(|| format!("host {host} has left"));
             tracing::info!(group, host, "left");
             match (runs, ends) {
                 (true, true) => {
@@ -236,10 +238,10 @@ impl Core {
                         None => false,
                     };
                     if !has_failed {
-                        self.step(group, Event::Ended, None)?;
+                        self.end_run(group, why)?;
                     }
                 }
-                (true, false) => self.evict_host(group, host, Afterwards::Member)?,
+                (true, false) => self.evict_host(group, host, Afterwards::Member, &why)?,
                 (false, _) => {
                     self.set_member(group, host, Joining::Expected)?;
                     self.step(group, Event::Withdrawn, None)?;
@@ -254,6 +256,13 @@ impl Core {
             left,
             diversion: diversion.filter(|diversion| diversion.hosts.iter().any(|other| other == host)),
         })
+    }
+
+    /// The run of a group ends without a member that it needs, or its last receiver.
+    pub(super) fn end_run(&mut self, group: &str, why: impl Into<String>) -> Result<(), Refusal> {
+        let generation = self.group(group)?.record().generation;
+        let ending = Ending::failed(generation, None, None, why.into());
+        self.step(group, Event::Ended, Some(ending))
     }
 
     /// Its members are to go on from host to host, without those that are cut off from the network: nobody reaches them there, either.

@@ -10,7 +10,7 @@ use super::record::{Diverted, MemberRecord, Multicast, Received};
 use super::refine::Refinement;
 use crate::state::shown::{Planned, Source};
 use crate::state::view::{self, lanes, problems, tree};
-use crate::state::{After, Core, Entry, News, Phase, Record, Views};
+use crate::state::{After, Core, Ending, Entry, News, Phase, Record, Views};
 
 pub(super) fn phase(phase: Phase) -> v1::GroupPhase {
     match phase {
@@ -69,6 +69,7 @@ impl Views for Multicast {
                 .flat_map(|plan| plan.over_covered.iter().cloned())
                 .collect(),
             diversion: diversion(self),
+            ended: ended(record),
             outside: self.outside.iter().map(outside).collect(),
             owner: record.owner.clone(),
             description: record.description.to_string(),
@@ -257,9 +258,16 @@ fn outside_text(group: &Multicast) -> String {
 }
 
 /// Why a receiver has left before it had everything.
-fn left(member: &MemberRecord) -> Option<String> {
-    let lacks = &member.received.as_ref()?.lacks;
-    (!lacks.is_empty()).then(|| format!("host {} has left before the end: {lacks}", member.host))
+pub(super) fn left(host: &str, received: Option<&Received>) -> Option<String> {
+    let lacks = &received?.lacks;
+    (!lacks.is_empty()).then(|| format!("host {host} has left before the end: {lacks}"))
+}
+
+/// Why the last run has ended, until all have joined again.
+fn ended(record: &Record) -> String {
+    let ending = record.ended.as_ref();
+    let ending = ending.filter(|ending| !ending.refused && ending.generation == record.generation);
+    ending.map(Ending::words).unwrap_or_default()
 }
 
 fn reason(group: &Multicast, entry: &Entry) -> String {
@@ -293,7 +301,7 @@ fn reason(group: &Multicast, entry: &Entry) -> String {
             let out = group
                 .members
                 .iter()
-                .filter_map(|m| m.put_out.clone().or_else(|| left(m)));
+                .filter_map(|m| m.put_out.clone().or_else(|| left(&m.host, m.received.as_ref())));
             let outside = outside_text(group);
             let note = Some(entry.note.clone()).filter(|_| outside.is_empty());
             let parts = links
