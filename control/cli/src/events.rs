@@ -78,8 +78,12 @@ struct EventLine {
 
 impl Report for EventLine {
     fn page(&self, page: &mut Page) {
+        let is_named = matches!(
+            self.kind,
+            "group" | "baseline-learned" | "group-moved" | "group-hot"
+        );
         let group = match &self.group {
-            Some(group) if !self.message.contains(group.as_str()) => format!("{group}: "),
+            Some(group) if !is_named => format!("{group}: "),
             _ => String::new(),
         };
         page.line(format!(
@@ -477,7 +481,7 @@ mod tests {
         line.page(&mut page);
         assert_eq!(
             page.text(),
-            "1.500000 path-stalled: h2 has acknowledged PSN 7, and no more for 2.00 s; the next packet was sent again 3 times\n"
+            "1.500000 path-stalled: g: h2 has acknowledged PSN 7, and no more for 2.00 s; the next packet was sent again 3 times\n"
         );
         let refused = api::RankRefused {
             group: "g".to_owned(),
@@ -514,6 +518,9 @@ mod tests {
             line.message,
             "g moved from worker 0 to worker 1: that worker was busy 97 % of the time"
         );
+        let mut page = Page::default();
+        line.page(&mut page);
+        assert!(page.text().contains(" group-moved: g moved "), "{}", page.text());
         let compete = api::SourcesCompete {
             group: "g".to_owned(),
             generation: 3,
