@@ -104,6 +104,14 @@ fn tries(count: u32) -> String {
     }
 }
 
+/// Events are lost.
+fn too_fast(lost: u64) -> String {
+    format!(
+        "{} came too fast to be told",
+        units::plural(lost as usize, "event")
+    )
+}
+
 fn who(neighbour: Option<api::neighbour::Kind>) -> String {
     match neighbour {
         Some(api::neighbour::Kind::Switch(s)) => format!("switch {} ({})", s.name, s.port),
@@ -265,7 +273,7 @@ impl EventLine {
                 ("fdb-full", None, name(f.port), message, facts)
             }
             Event::Lagged(l) => {
-                let message = format!("{l} events came too fast and are lost");
+                let message = too_fast(l);
                 ("lagged", None, None, message, json!({ "events": l }))
             }
         };
@@ -361,7 +369,8 @@ impl EventsCommand {
             None => self.at_switch(output).await?,
         };
         if selection.count.is_some() && !selection.is_complete(seen) {
-            return Err(Failure::failed(format!("{seen} events in that time")));
+            let seen = units::plural(seen as usize, "event");
+            return Err(Failure::failed(format!("{seen} in that time")));
         }
         Ok(())
     }
@@ -554,6 +563,9 @@ mod tests {
             "{}",
             line.message
         );
+        let lost = |events| EventLine::new(event(Event::Lagged(events)), &names).map(|line| line.message);
+        assert_eq!(lost(1).as_deref(), Some("1 event came too fast to be told"));
+        assert_eq!(lost(2).as_deref(), Some("2 events came too fast to be told"));
         let full = api::TableFull {
             entries: 1024,
             port: 0,
