@@ -183,9 +183,13 @@ impl ControllerEventLine {
                             true => String::new(),
                             false => format!("; nobody relays in the place of {}", r.not_covered.join(", ")),
                         };
-                        let rules = units::plural(r.rules as usize, "rule");
+                        let rules = match r.rules {
+                            // Others have failed since.
+                            0 => String::new(),
+                            rules => format!(" ({} changed)", units::plural(rules as usize, "rule")),
+                        };
                         format!(
-                            "switch {} no longer relays, {} does in its place ({rules} changed): {}{others}",
+                            "switch {} no longer relays, {} does in its place{rules}: {}{others}",
                             r.switch_name, r.mirror, r.reason
                         )
                     }
