@@ -78,8 +78,12 @@ struct EventLine {
 
 impl Report for EventLine {
     fn page(&self, page: &mut Page) {
+        let is_named = matches!(
+            self.kind,
+            "group" | "baseline-learned" | "group-moved" | "group-hot"
+        );
         let group = match &self.group {
-            Some(group) if !self.message.contains(group.as_str()) => format!("{group}: "),
+            Some(group) if !is_named => format!("{group}: "),
             _ => String::new(),
         };
         page.line(format!(
@@ -98,6 +102,14 @@ fn tries(count: u32) -> String {
         1 => "; the next packet was sent again once".to_owned(),
         count => format!("; the next packet was sent again {count} times"),
     }
+}
+
+/// Events are lost.
+fn too_fast(lost: u64) -> String {
+    format!(
+        "{} came too fast to be told",
+        units::plural(lost as usize, "event")
+    )
 }
 
 fn who(neighbour: Option<api::neighbour::Kind>) -> String {
@@ -261,7 +273,7 @@ impl EventLine {
                 ("fdb-full", None, name(f.port), message, facts)
             }
             Event::Lagged(l) => {
-                let message = format!("{l} events came too fast and are lost");
+                let message = too_fast(l);
                 ("lagged", None, None, message, json!({ "events": l }))
             }
         };
@@ -357,7 +369,8 @@ impl EventsCommand {
             None => self.at_switch(output).await?,
         };
         if selection.count.is_some() && !selection.is_complete(seen) {
-            return Err(Failure::failed(format!("{seen} events in that time")));
+            let seen = units::plural(seen as usize, "event");
+            return Err(Failure::failed(format!("{seen} in that time")));
         }
         Ok(())
     }
@@ -477,7 +490,7 @@ mod tests {
         line.page(&mut page);
         assert_eq!(
             page.text(),
-            "1.500000 path-stalled: h2 has acknowledged PSN 7, and no more for 2.00 s; the next packet was sent again 3 times\n"
+            "1.500000 path-stalled: g: h2 has acknowledged PSN 7, and no more for 2.00 s; the next packet was sent again 3 times\n"
         );
         let refused = api::RankRefused {
             group: "g".to_owned(),
@@ -514,6 +527,9 @@ mod tests {
             line.message,
             "g moved from worker 0 to worker 1: that worker was busy 97 % of the time"
         );
+        let mut page = Page::default();
+        line.page(&mut page);
+        assert!(page.text().contains(" group-moved: g moved "), "{}", page.text());
         let compete = api::SourcesCompete {
             group: "g".to_owned(),
             generation: 3,
@@ -547,6 +563,9 @@ mod tests {
             "{}",
             line.message
         );
+        let lost = |events| EventLine::new(event(Event::Lagged(events)), &names).map(|line| line.message);
+        assert_eq!(lost(1).as_deref(), Some("1 event came too fast to be told"));
+        assert_eq!(lost(2).as_deref(), Some("2 events came too fast to be told"));
         let full = api::TableFull {
             entries: 1024,
             port: 0,

@@ -232,11 +232,14 @@ impl PortNames {
     }
 }
 
+/// A switch may have 100,000 groups.
+const NAMED_MAX: usize = 32;
+
 /// `names` are those that exist.
 pub(crate) fn none_of<'n>(what: &str, name: &str, names: impl Iterator<Item = &'n str>) -> Failure {
-    let names = match names.collect::<Vec<_>>().join(", ") {
+    let names = match names.collect::<Vec<_>>() {
         none if none.is_empty() => "none".to_owned(),
-        names => names,
+        names => units::first_of(names.iter(), NAMED_MAX),
     };
     Failure::refused(format!("the switch has no {what} '{name}'")).next(format!("its {what}s are: {names}"))
 }
@@ -273,6 +276,10 @@ mod tests {
         let failure = names.find("h9").expect_err("no such port");
         assert_eq!(failure.code(), 3);
         assert!(failure.text().contains("h1, 0, spine"), "{}", failure.text());
+        let many = none_of("group", "typo", std::iter::repeat_n("g", NAMED_MAX + 7)).text();
+        assert!(many.ends_with(" g, g and 7 more\n"), "{many}");
+        let none = none_of("group", "typo", std::iter::empty()).text();
+        assert!(none.ends_with("its groups are: none\n"), "{none}");
         assert_eq!(
             (names.name(2), names.name(7)),
             ("spine".to_owned(), "7".to_owned())

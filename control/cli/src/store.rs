@@ -2,7 +2,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use castnet_console::exit::{self, Failure, Outcome};
+use castnet_console::exit::{self, Failure, Outcome, first_failure};
 use castnet_console::output::{Done, Output, Page, Report, write_stdout};
 use castnet_console::settings;
 use castnet_controller::Config;
@@ -256,7 +256,7 @@ impl StoreCommand {
                     return shown;
                 }
                 let lines: Vec<String> = faults.iter().map(|fault| format!("left out: {fault}")).collect();
-                Err(Failure::failed(lines.join("\n")))
+                first_failure([Err(Failure::failed(lines.join("\n"))), shown])
             }
             Verb::Import {
                 store,

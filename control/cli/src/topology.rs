@@ -3,7 +3,7 @@ use castnet_console::columns;
 use castnet_console::connect::{self, CONTROLLER, Tls};
 use castnet_console::exit::Outcome;
 use castnet_console::output::{Output, Page, Report, Row};
-use castnet_console::units::{bit_rate, bytes};
+use castnet_console::units::{bit_rate, bytes, plural};
 use castnet_proto::transport::Controllers;
 use clap::Args;
 use serde::Serialize;
@@ -72,12 +72,16 @@ impl SwitchRow {
         remarks.extend(Some(self.0.reason.clone()).filter(|reason| !reason.is_empty()));
         match self.0.written_off.len() {
             0 => {}
-            groups => remarks.push(format!("may still have {groups} groups destroyed by force")),
+            groups => remarks.push(format!(
+                "may still have {} destroyed by force",
+                plural(groups, "group")
+            )),
         }
         match self.0.unknown_groups.len() {
             0 => {}
             groups => remarks.push(format!(
-                "has {groups} groups that the store does not have (castnet group purge)"
+                "has {} that the store does not have (castnet group purge)",
+                plural(groups, "group")
             )),
         }
         remarks.extend(self.0.wrong_links.iter().cloned());
@@ -224,5 +228,24 @@ impl TopologyCommand {
         let mut controller = connect::controller(&self.controller, &security).await?;
         let topology = controller.get_topology(api::GetTopologyRequest {}).await?;
         output.show(&TopologyReport::from(topology.into_inner()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_group_is_a_group() {
+        let names = |n: usize| vec!["g".to_owned(); n];
+        let switch = SwitchRow(api::SwitchState {
+            written_off: names(2),
+            unknown_groups: names(1),
+            ..Default::default()
+        });
+        assert_eq!(
+            switch.remark(),
+            "may still have 2 groups destroyed by force; has 1 group that the store does not have (castnet group purge)"
+        );
     }
 }

@@ -145,7 +145,7 @@ impl From<tonic::Status> for Failure {
             // Its message is the next step.
             Code::Unavailable if message.ends_with("try again soon") => Self::unreachable(message),
             Code::Unavailable | Code::DeadlineExceeded => Self::unreachable(message)
-                .next("see that the other side runs, and that the address and the port are right"),
+                .next("the other side has answered that it cannot now: try again soon; if it never can, see that the address and the port are right"),
             Code::Internal | Code::Unknown | Code::DataLoss | Code::Aborted | Code::Cancelled => {
                 Self::failed(message)
             }
@@ -249,6 +249,13 @@ mod tests {
         assert_eq!(code(tonic::Code::AlreadyExists), 3);
         assert_eq!(code(tonic::Code::Unauthenticated), 3);
         assert_eq!(code(tonic::Code::Internal), 1);
+    }
+
+    #[test]
+    fn who_has_answered_runs_at_that_address() {
+        let failure = Failure::from(tonic::Status::unavailable("not known yet"));
+        let next = failure.next.expect("a next step");
+        assert!(next.starts_with("the other side has answered"), "{next}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -146,11 +146,29 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 ///
 /// Returns the new file and where it is, or `None` for a device or a pipe.
 pub fn replace(path: &Path, text: &str, is_own: fn(&str) -> bool) -> io::Result<Option<(PathBuf, File)>> {
+    replace_by(path, text, is_own, &mut OpenOptions::new())
+}
+
+/// [`replace`], of a file that only this user may read, if it is a new one.
+pub fn replace_secret(
+    path: &Path,
+    text: &str,
+    is_own: fn(&str) -> bool,
+) -> io::Result<Option<(PathBuf, File)>> {
+    replace_by(path, text, is_own, OpenOptions::new().mode(0o600))
+}
+
+fn replace_by(
+    path: &Path,
+    text: &str,
+    is_own: fn(&str) -> bool,
+    options: &mut OpenOptions,
+) -> io::Result<Option<(PathBuf, File)>> {
     match place(path)? {
         Place::Special => write(path, text.as_bytes()).map(|()| None),
         Place::File(path) => {
             check_nothing_lost(&path, is_own)?;
-            let (part, mut file) = part_file::create(&path, &mut OpenOptions::new())?;
+            let (part, mut file) = part_file::create(&path, options)?;
             // Who may not read the old one may not read the new one.
             let written = match std::fs::metadata(&path) {
                 Ok(old) => file.set_permissions(old.permissions()),
@@ -216,7 +234,8 @@ pub fn await_reader(path: &Path) -> Outcome<Option<File>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::symlink;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, symlink};
     use std::process::Command;
 
     fn pipe(folder: &Path, name: &str) -> PathBuf {
@@ -243,6 +262,19 @@ mod tests {
                 assert_eq!((failure.code(), failure.what), (1, exit::interrupted().what));
             }
         }
+    }
+
+    #[test]
+    fn a_new_file_with_a_secret_is_for_this_user_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("qp.json");
+        let mode = || std::fs::metadata(&path).expect("a file").mode() & 0o777;
+        replace_secret(&path, "rkey", |_| false).expect("written");
+        assert_eq!(mode(), 0o600);
+        std::fs::set_permissions(&path, Permissions::from_mode(0o640)).expect("set");
+        replace_secret(&path, "new", |_| true).expect("written");
+        assert_eq!(mode(), 0o640, "as the user has set it");
+        assert_eq!(read(&path).expect("read"), b"new");
     }
 
     #[test]

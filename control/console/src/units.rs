@@ -150,7 +150,8 @@ impl Serialize for Span {
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let (mut value, mut unit) = (n as f64, 0);
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
+    // 1023.96 would be written as 1024.0.
+    while value >= 1023.95 && (unit > 0 || value >= 1024.0) && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
     }
@@ -162,11 +163,12 @@ pub fn bytes(n: u64) -> String {
 pub fn bit_rate(bits_per_second: f64) -> String {
     const UNITS: [&str; 5] = ["b/s", "kb/s", "Mb/s", "Gb/s", "Tb/s"];
     let (mut value, mut unit) = (bits_per_second.max(0.0), 0);
-    while value >= 1000.0 && unit + 1 < UNITS.len() {
+    // As it is rounded.
+    while value >= 999.5 && unit + 1 < UNITS.len() {
         value /= 1000.0;
         unit += 1;
     }
-    let digits = if unit == 0 || value >= 100.0 { 0 } else { 2 };
+    let digits = if unit == 0 || value >= 99.995 { 0 } else { 2 };
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
@@ -199,10 +201,12 @@ pub fn plural(n: usize, noun: &str) -> String {
 
 /// A span of time for people: `740 us`, `12.3 ms`, `4.56 s`, `3 m 20 s`.
 pub fn span(span: Duration) -> String {
+    // As they are rounded.
     match span.as_secs_f64() {
-        s if s < 0.001 => format!("{:.0} us", s * 1e6),
-        s if s < 1.0 => format!("{:.1} ms", s * 1e3),
-        s if s < 60.0 => format!("{s:.2} s"),
+        s if s < 0.000_999_5 => format!("{:.0} us", s * 1e6),
+        s if s < 0.999_95 => format!("{:.1} ms", s * 1e3),
+        s if s < 59.995 => format!("{s:.2} s"),
+        s if s < 60.0 => "1 m 0 s".to_owned(),
         s if s < 3600.0 => format!("{} m {:.0} s", (s / 60.0) as u64, (s % 60.0).floor()),
         s => format!("{} h {} m", (s / 3600.0) as u64, (s % 3600.0 / 60.0) as u64),
     }
@@ -359,6 +363,17 @@ mod tests {
         assert_eq!(span(Duration::from_millis(4560)), "4.56 s");
         assert_eq!(span(Duration::from_secs(200)), "3 m 20 s");
         assert_eq!(span(Duration::from_micros(740)), "740 us");
+        for (nanos, text) in [
+            (999_400, "999 us"),
+            (999_600, "1.0 ms"),
+            (999_940_000, "999.9 ms"),
+            (999_960_000, "1.00 s"),
+            (59_994_000_000, "59.99 s"),
+            (59_996_000_000, "1 m 0 s"),
+            (60_000_000_000, "1 m 0 s"),
+        ] {
+            assert_eq!(span(Duration::from_nanos(nanos)), text);
+        }
     }
 
     #[test]
@@ -366,10 +381,17 @@ mod tests {
         assert_eq!(bytes(64 << 20), "64 MiB");
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes(999), "999 B");
+        assert_eq!([1023, 1024].map(bytes), ["1023 B", "1 KiB"]);
+        assert_eq!(
+            [(1 << 20) - 52, (1 << 20) - 1].map(bytes),
+            ["1023.9 KiB", "1.0 MiB"]
+        );
         assert_eq!(count(1_234_567), "1 234 567");
         assert_eq!(count(12), "12");
         assert_eq!(bit_rate(2.31e9), "2.31 Gb/s");
         assert_eq!(bit_rate(999.0), "999 b/s");
+        assert_eq!([99.99e6, 99.999e6].map(bit_rate), ["99.99 Mb/s", "100 Mb/s"]);
+        assert_eq!([999.4e3, 999.9e3].map(bit_rate), ["999 kb/s", "1.00 Mb/s"]);
         assert_eq!(rate_of(1000, 0.0), 0.0);
     }
 

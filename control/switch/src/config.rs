@@ -352,6 +352,15 @@ impl SwitchConfig {
         }
         let mut faults: Vec<String> = Vec::new();
         let has = |name: &str| self.ports.iter().any(|p| p.name == name);
+        let mut with_faults = BTreeSet::new();
+        for rule in &self.faults {
+            if !with_faults.insert(&rule.port) {
+                let at = rule.port.as_deref().unwrap_or("all ports");
+                faults.push(format!(
+                    "faults are asked for twice on {at}: write them as one, such as loss=1%,delay=1ms"
+                ));
+            }
+        }
         for port in self.faults.iter().filter_map(|rule| rule.port.as_deref()) {
             if !has(port) {
                 faults.push(format!(
@@ -376,10 +385,8 @@ impl SwitchConfig {
                 faults.push(format!("two ports have the name {}", port.name));
                 continue;
             }
-            let rule = self
-                .faults
-                .iter()
-                .find(|r| r.port.as_ref().is_none_or(|p| *p == port.name));
+            let rule_of = |port: Option<&str>| self.faults.iter().find(|rule| rule.port.as_deref() == port);
+            let rule = rule_of(Some(&port.name)).or_else(|| rule_of(None));
             let text = match rule {
                 Some(rule) => format!("{},{}", port.spec, rule.text(index)),
                 None => port.spec.clone(),
@@ -585,6 +592,33 @@ mod tests {
         };
         let failure = all.port_specs().expect_err("four faults");
         assert_eq!(failure.what.lines().count(), 4, "{failure}");
+    }
+
+    #[test]
+    fn faults_of_a_port_come_before_those_of_all_and_are_given_once() {
+        let specs = |rules: &[&str]| {
+            let config = SwitchConfig {
+                ports: ["a=eth0", "b=eth1"].map(|p| p.parse().expect("a port")).into(),
+                faults: rules.iter().map(|rule| rule.parse().expect("faults")).collect(),
+                ..SwitchConfig::default()
+            };
+            let specs = config.port_specs().map_err(|failure| failure.what)?;
+            let losses = specs
+                .iter()
+                .map(|(_, spec)| spec.faults().map(|f| f.faults()[0].loss));
+            Ok::<_, String>(losses.collect::<Vec<_>>())
+        };
+        assert_eq!(
+            specs(&["loss=25%", "b:loss=50%"]),
+            Ok(vec![Some(0.25), Some(0.5)])
+        );
+        for (rules, at) in [
+            (["a:loss=1%", "a:delay=1ms"], "twice on a:"),
+            (["loss=1%", "delay=1ms"], "twice on all ports:"),
+        ] {
+            let what = specs(&rules).expect_err("one would be left out");
+            assert!(what.contains(at), "{what}");
+        }
     }
 
     #[test]

@@ -29,12 +29,11 @@ use crate::report::Report;
 use crate::steering::FlowTables;
 use crate::worker::port_infos;
 
-/// Nanoseconds since the start, for all workers, and the time of day of the start.
+/// Nanoseconds since the start, for all workers.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
     clock: quanta::Clock,
     origin: quanta::Instant,
-    started: SystemTime,
 }
 
 impl Clock {
@@ -43,7 +42,6 @@ impl Clock {
         Self {
             origin: clock.now(),
             clock,
-            started: SystemTime::now(),
         }
     }
 
@@ -51,13 +49,8 @@ impl Clock {
     #[cfg(test)]
     pub(crate) fn mock() -> (Self, Arc<quanta::Mock>) {
         let (clock, hand) = quanta::Clock::mock();
-        let (origin, started) = (clock.now(), SystemTime::UNIX_EPOCH);
-        let clock = Self {
-            clock,
-            origin,
-            started,
-        };
-        (clock, hand)
+        let origin = clock.now();
+        (Self { clock, origin }, hand)
     }
 
     #[inline]
@@ -77,8 +70,11 @@ impl Clock {
         (u128::from(MANY) * 1_000_000_000 / u128::from(nanos)) as u64
     }
 
+    /// As the machine's clock has it now: it may have been set since the start.
     pub(crate) fn time_of_day(&self, at: Nanos) -> SystemTime {
-        self.started + Duration::from_nanos(at.0)
+        let today = SystemTime::now();
+        let [at, now] = [at, self.now()].map(|time| Duration::from_nanos(time.0));
+        (today + at).checked_sub(now).unwrap_or(SystemTime::UNIX_EPOCH)
     }
 }
 
@@ -773,5 +769,22 @@ impl State {
             (lanes, expected, groups)
         };
         (0..workers).min_by_key(key).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: a switch that had started before its machine knew the time gave all captures wrong times.
+    #[test]
+    fn the_time_of_day_is_what_the_machine_has_now() {
+        const DAY: Duration = Duration::from_secs(86_400);
+        let (clock, hand) = Clock::mock();
+        hand.increment(10 * DAY.as_nanos() as u64);
+        let (before, at) = (SystemTime::now(), clock.now());
+        let now = clock.time_of_day(at);
+        assert!(before <= now && now <= SystemTime::now(), "{now:?}");
+        assert!(clock.time_of_day(Nanos::ZERO) < now - 9 * DAY);
     }
 }

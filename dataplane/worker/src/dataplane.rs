@@ -210,7 +210,7 @@ impl Dataplane {
         self.shared.clock.now()
     }
 
-    /// Converts a time on the dataplane's clock.
+    /// Converts a time on the dataplane's clock, by what the machine's clock says now.
     pub fn time_of_day(&self, at: Nanos) -> SystemTime {
         self.shared.clock.time_of_day(at)
     }

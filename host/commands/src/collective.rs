@@ -469,7 +469,7 @@ impl RankArgs {
     /// The communicator that the flags describe.
     ///
     /// # Errors
-    /// A file with a secret or a key cannot be read.
+    /// A file with a secret or a key cannot be read, or has none.
     pub fn config(&self, how: &HowArgs, stop: &Stop) -> Outcome<CommConfig> {
         let network = &how.network;
         let mut config = CommConfig::new(
@@ -482,6 +482,14 @@ impl RankArgs {
         config.security = how.tls.security()?;
         if let Some(path) = &how.network.secret_file {
             config.secret = Secret(files::read(path).map_err(|e| exit::cannot_read(path, &e))?);
+            // Such a job is open to everybody.
+            if config.secret.0.is_empty() {
+                let what = format!(
+                    "--secret-file {}: it is empty, which is no secret",
+                    path.display()
+                );
+                return Err(Failure::usage(what).next("write a secret into it, the same for all ranks"));
+            }
         }
         config.pmtu = network.pmtu;
         config.lanes = network.lanes.unwrap_or(0);

@@ -154,7 +154,7 @@ struct MemberArgs {
     /// How long to wait for an answer to ARP for the group
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = positive_span)]
     connect_timeout: Span,
-    /// Before joining, writes this end of the connection (address, QPN, memory) into this file, as JSON; replaces such a file, no other
+    /// Before joining, writes this end of the connection (address, QPN, memory) into this file, as JSON, for this user alone; replaces such a file, no other
     #[arg(long, value_name = "PATH")]
     qp_file: Option<PathBuf>,
     /// Writes a line into this file when the QP is connected
@@ -374,7 +374,7 @@ impl MemberArgs {
         let connection = prepared.connection();
         if let Some(path) = &self.qp_file {
             let line = connection_line(&self.name, self.device.rnic, prepared.attributes(), connection);
-            let written = files::replace(path, &line, is_connection_line);
+            let written = files::replace_secret(path, &line, is_connection_line);
             written.map_err(|error| exit::cannot_write_flag("--qp-file", path, &error))?;
         }
         // A group that is registered with MRP has no rule file.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use castnet_console::exit::Outcome;
 use castnet_console::output::{Output, Page, Report};
-use castnet_console::units::{bit_rate, bytes, count, rate_of, span};
+use castnet_console::units::{bit_rate, bytes, count, plural, rate_of, span};
 use castnet_member::{Connection, Messages, MessagesSummary, Transferred};
 use castnet_rnic::{DeviceAttributes, Rnic, Traffic};
 use serde::Serialize;
@@ -268,8 +268,9 @@ impl Report for TransferReport {
             _ => {}
         }
         if let Some(earlier) = self.earlier.filter(|earlier| earlier.begun_again > 0) {
-            let (times, discarded) = (earlier.begun_again, bytes(earlier.discarded_bytes));
-            facts.push(("begun again", format!("{times} times, {discarded} discarded")));
+            let times = plural(earlier.begun_again as usize, "time");
+            let discarded = bytes(earlier.discarded_bytes);
+            facts.push(("begun again", format!("{times}, {discarded} discarded")));
         }
         if let Some(why) = &self.between_hosts {
             facts.push(("from host to host", why.clone()));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use castnet_proto::v1;
-use castnet_wire::FrameFilter;
+use castnet_wire::{FrameFilter, Nanos};
 use castnet_worker::{Dataplane, TapStream};
 use crossbeam::channel::RecvTimeoutError;
 use tokio::sync::mpsc;
@@ -47,12 +47,11 @@ pub(crate) fn capture(
     let stream = dataplane
         .capture(filter, length_max, count)
         .map_err(|e| tap_refused(e, "filter.port"))?;
-    let clock = dataplane.clone();
+    // Asked once: the order of frames outlives a step of the machine's clock.
+    let start = dataplane.time_of_day(Nanos::ZERO);
+    let start = start.duration_since(UNIX_EPOCH).unwrap_or_default();
     carry("castnet-capture", stream, move |captured, lost| {
-        let at = clock
-            .time_of_day(captured.at)
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        let at = start + Duration::from_nanos(captured.at.0);
         view::captured(captured, at.as_nanos() as u64, lost)
     })
 }

@@ -183,16 +183,21 @@ impl ControllerEventLine {
                             true => String::new(),
                             false => format!("; nobody relays in the place of {}", r.not_covered.join(", ")),
                         };
+                        let rules = match r.rules {
+                            // Others have failed since.
+                            0 => String::new(),
+                            rules => format!(" ({} changed)", units::plural(rules as usize, "rule")),
+                        };
                         format!(
-                            "switch {} no longer relays, {} does in its place ({} rules changed): {}{others}",
-                            r.switch_name, r.mirror, r.rules, r.reason
+                            "switch {} no longer relays, {} does in its place{rules}: {}{others}",
+                            r.switch_name, r.mirror, r.reason
                         )
                     }
                 };
                 ("relay", None, Some(r.switch_name), message, facts)
             }
             Event::Lagged(lost) => {
-                let message = format!("{lost} events came too fast and are lost");
+                let message = super::too_fast(lost);
                 ("lagged", None, None, message, json!({ "events": lost }))
             }
         };

@@ -95,7 +95,8 @@ impl GroupReport {
             None => Self::of_multicast(&state),
         };
         let tree = group.collective.as_ref().map_or(&group.tree, |group| &group.tree);
-        if group.collective.is_none() && !is_static(&state) {
+        // One that is not placed has no path yet.
+        if group.collective.is_none() && !is_static(&state) && !tree.is_empty() {
             let (path, words) = path(tree);
             report.facts.add_as("path", path, "path", words);
         }

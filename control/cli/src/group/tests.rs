@@ -226,6 +226,11 @@ async fn a_multicast_group_is_shown_with_its_generation_and_policies() {
     let stall = json!({ "on_member_stall": "evict", "member_stall_ms": 700 });
     says(&report, &stall, &["on member stall evict after 700.0 ms"]);
     says(&report, &limit(), &LIMIT);
+    let (fields_of_all, text) = both(&report);
+    assert!(
+        fields_of_all["path"].is_null() && !text.contains("path"),
+        "it is not placed: {text}"
+    );
 
     let kind = api::MulticastRule {
         va_base: 0x1000,

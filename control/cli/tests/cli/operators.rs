@@ -7,6 +7,8 @@ use std::process::{Child, Command as Process, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use castnet_controller::store::redb::RedbStore;
+use castnet_controller::store::{Key, Store as _, Table, Write};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -255,6 +257,30 @@ fn a_store_is_checked_exported_and_imported() {
         !Path::new(&nowhere).exists(),
         "a document with faults creates no store"
     );
+}
+
+#[tokio::test]
+async fn an_export_that_leaves_entries_out_says_if_the_rest_was_not_written_either() {
+    let folder = folder();
+    let path = folder.path().join("c.redb");
+    let store = RedbStore::open(&path).expect("a store");
+    let entry = (Key::new(Table::Groups, "g"), Write::put(0, b"{}".to_vec()));
+    store
+        .commit([entry].into_iter().collect())
+        .await
+        .expect("written");
+    drop(store);
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    let output = Process::new(castnet().get_program())
+        .args(["store", "export"])
+        .arg(&path)
+        .stdout(full.expect("a device"))
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("left out: groups/g: "), "{said}");
+    assert!(said.contains("No space left"), "{said}");
 }
 
 #[test]

@@ -84,6 +84,11 @@ fn what_no_rank_could_do_is_refused_before_anything_is_tried() {
             "--message-packets 34",
         ),
         ("allreduce 4 --window 1", "1 is not in 2..", "--help"),
+        (
+            "allreduce 4 --secret-file /dev/null",
+            "it is empty",
+            "write a secret into it",
+        ),
         ("allreduce 4 --timeout 0s", "more than 0", "--help"),
         ("allreduce 4 --type f31", "not a data type", "--help"),
         ("allreduce 4 --bytes 4M..4K", "upwards", "--help"),

@@ -162,13 +162,15 @@ impl Core {
             .set_apart
             .get(name)
             .map(|why| format!("its record in the store {why}"));
+        let was_here = self.departed.has(name);
         let unasked = || {
-            let is_open = self.waits_for_lists() && !self.departed.has(name);
+            let is_open = self.waits_for_lists() && !was_here;
             is_open.then(|| "what the switches have was not seen yet".to_owned())
         };
         let reason = unread
             .or_else(|| self.unexplained(name))
-            .or_else(|| self.others.doubt())
+            .or_else(|| self.others.wrong_store())
+            .or_else(|| self.others.doubt().filter(|_| !was_here))
             .or_else(unasked);
         match reason {
             Some(reason) => Refusal::NotKnown {
@@ -328,5 +330,20 @@ pub(crate) mod tests {
         let count = Arc::default();
         tracing::subscriber::with_default(Warnings(Arc::clone(&count)), cause);
         count.load(Ordering::Relaxed)
+    }
+
+    /// Regression: its own groups were unknown for as long as one switch was down at the first start.
+    #[test]
+    fn a_group_that_was_destroyed_here_is_gone_also_on_a_new_store() {
+        let config = core(|config| config.store = Some("c.redb".into())).config;
+        let stored = Stored {
+            is_new: true,
+            ..Stored::default()
+        };
+        let mut core = Core::new(config, stored, Instant::now(), 1);
+        core.seat_rank(join("job", 0, 2, ""), "h0").map(drop).unwrap();
+        core.forget("job").unwrap();
+        assert!(matches!(core.unknown("job"), Refusal::UnknownGroup { .. }));
+        assert!(matches!(core.unknown("g"), Refusal::NotKnown { .. }));
     }
 }

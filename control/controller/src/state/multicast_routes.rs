@@ -47,6 +47,21 @@ struct CoreGroup {
 struct FailedRelay {
     tor: Tor,
     update: Update,
+    /// The others that have failed, as they were told.
+    not_covered: BTreeSet<Tor>,
+}
+
+impl FailedRelay {
+    fn told(&self, relays: &Relays, reason: String, rules: usize) -> Event {
+        let name = |tor: Tor| relays.name(tor).to_owned();
+        Event::RelayChanged(v1::RelayChanged {
+            switch_name: name(self.tor),
+            reason,
+            mirror: name(relays.fabric().mirror(self.tor)),
+            rules: rules as u32,
+            not_covered: self.not_covered.iter().copied().map(name).collect(),
+        })
+    }
 }
 
 /// The routes that a switch should have within prefixes.
@@ -246,10 +261,31 @@ impl Core {
             changed.extend(relays.tors().map(|(tor, _)| tor));
         }
         let names = |tors: BTreeSet<Tor>| tors.into_iter().map(|tor| relays.name(tor).to_owned()).collect();
-        let before = routes.failed.take();
-        let stays = |before: &FailedRelay| failed.contains_key(&before.tor);
-        if before.as_ref().is_some_and(stays) || before.is_none() && failed.is_empty() {
+        let mut before = routes.failed.take();
+        if before.is_none() && failed.is_empty() {
+            return (names(changed), due);
+        }
+        if let Some(relay) = &mut before
+            && let Some(reason) = failed.remove(&relay.tor)
+        {
+            let (first, others): (_, BTreeSet<Tor>) =
+                (relays.name(relay.tor), failed.keys().copied().collect());
+            for (tor, reason) in failed.iter().filter(|(tor, _)| !relay.not_covered.contains(*tor)) {
+                let relay = relays.name(*tor);
+                tracing::warn!(
+                    relay,
+                    reason,
+                    first,
+                    "another relay has failed, and nobody relays in its place"
+                );
+            }
+            let is_news = others != relay.not_covered;
+            relay.not_covered = others;
+            let told = is_news.then(|| relay.told(relays, reason, 0));
             routes.failed = before;
+            if let Some(told) = told {
+                self.publish(told);
+            }
             return (names(changed), due);
         }
         changed.extend(before.iter().flat_map(|before| before.update.tors()));
@@ -264,15 +300,16 @@ impl Core {
             let update = relays.fabric().recovery(tor);
             let mirror = relays.name(relays.fabric().mirror(tor));
             tracing::warn!(relay = relays.name(tor), reason, mirror, "a relay has failed");
-            self.publish(Event::RelayChanged(v1::RelayChanged {
-                switch_name: relays.name(tor).to_owned(),
-                reason,
-                mirror: mirror.to_owned(),
-                rules: update.rules() as u32,
-                not_covered: failed.keys().map(|tor| relays.name(*tor).to_owned()).collect(),
-            }));
             changed.extend(update.tors());
-            self.multicast_routes.failed = Some(FailedRelay { tor, update });
+            let rules = update.rules();
+            let not_covered = failed.into_keys().collect();
+            let relay = FailedRelay {
+                tor,
+                update,
+                not_covered,
+            };
+            self.publish(relay.told(relays, reason, rules));
+            self.multicast_routes.failed = Some(relay);
         }
         (names(changed), due)
     }

@@ -195,7 +195,7 @@ impl Others {
     pub(crate) fn doubt(&self) -> Option<String> {
         self.wrong_store().or_else(|| {
             let switch = self.unasked.first().filter(|_| self.is_new)?;
-            let what = "the store of this controller has no groups, and it has not seen yet what switch";
+            let what = "the store of this controller had no groups when it began, and it has not seen yet what switch";
             Some(format!("{what} {switch} has"))
         })
     }

@@ -355,6 +355,12 @@ async fn relays_get_their_routes_and_those_of_a_failed_one_move() {
         moment().await;
     }
     assert!(others(&after(5)), "one failure is recovered from");
+    let of_both = |event: &Event| relay(event).filter(|change| !change.not_covered.is_empty());
+    let said = events.until(of_both).await;
+    assert_eq!(
+        (said.switch_name.as_str(), said.not_covered, said.rules),
+        ("tor5", vec!["tor3".to_owned()], 0)
+    );
     let tor5 = lab.switches.get_mut("tor5").unwrap();
     tor5.with(|toy| toy.routes.retain(|prefix, _| prefix == "239.9.0.0/16"));
     tor5.start().await;

@@ -348,10 +348,7 @@ impl Core {
     /// Puts out a rank, by its number or the name of its host: the group fails at all ranks, with its name.
     pub(crate) fn evict_rank(&mut self, group: &str, member: &str) -> Result<(), Refusal> {
         let (entry, ranks) = self.collective(group)?;
-        let rank = match member.parse() {
-            Ok(rank) => self.rank_of(group, rank)?,
-            Err(_) => ranks.only_rank_at(group, member)?,
-        };
+        let rank = self.rank_named(group, member)?;
         if ranks.seat(rank).is_none() {
             return Err(Refusal::NotNow {
                 field: "member",
@@ -363,6 +360,24 @@ impl Core {
         let reason = format!("{} was evicted by an operator", ranks.rank_name(rank));
         let ending = Ending::failed(entry.record().generation, Some(rank), None, reason);
         self.rank_gone(group, rank, Event::Lost, Some(ending))
+    }
+
+    /// By its number or the name of its host, which may be a number, too.
+    fn rank_named(&self, group: &str, member: &str) -> Result<u16, Refusal> {
+        let (_, ranks) = self.collective(group)?;
+        let Ok(number) = member.parse() else {
+            return ranks.only_rank_at(group, member);
+        };
+        match (self.rank_of(group, number), ranks.rank_at(member)) {
+            (Ok(rank), Some(other)) if rank != other => Err(Refusal::NotNow {
+                field: "member",
+                group: group.into(),
+                state: "has this rank, and a host of this name that has another rank",
+                way_out: "give the name of the rank's host, or the rank of the host",
+            }),
+            (Err(_), Some(_)) => ranks.only_rank_at(group, member),
+            (rank, _) => rank,
+        }
     }
 
     fn rank_of(&self, group: &str, rank: u32) -> Result<u16, Refusal> {
@@ -462,4 +477,28 @@ fn same_seat<'r>(group: &'r Collective, join: &RankJoin) -> Option<&'r Seat> {
             && join.rejoin_of.is_none_or(|of| of < seat.generation)
     };
     group.seat(join.rank).filter(same)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::core::tests::{core, join};
+
+    /// An operator who meant the host "1" put out rank 1.
+    #[test]
+    fn a_host_whose_name_is_a_number_is_not_taken_for_a_rank() {
+        let mut core = core(|_| {});
+        for (rank, host) in [(0, "1"), (1, "h1"), (2, "2"), (3, "900")] {
+            let mut join = join("job", rank, 5, "");
+            join.endpoint.name = host.into();
+            core.seat_rank(join, "owner").map(drop).unwrap();
+        }
+        let named = |member: &str| core.rank_named("job", member).map_err(|why| why.to_string());
+        assert!(named("1").unwrap_err().contains("a host of this name"));
+        assert_eq!(
+            ["0", "h1", "2", "3", "900"].map(|m| named(m).unwrap()),
+            [0, 1, 2, 3, 3]
+        );
+        assert!(named("7").is_err() && named("h7").is_err());
+    }
 }
