@@ -13,7 +13,7 @@ use tokio::sync::{MutexGuard, OwnedMutexGuard};
 use super::durable::Ticket;
 use super::shared::Shared;
 use crate::error::Refusal;
-use crate::state::foresee::{self, Foreseen, Wanted};
+use crate::state::foresee::{self, Wanted};
 use crate::state::planning::Draft;
 use crate::state::{Core, Layout, NoPlan, Phase, Record, kinds};
 
@@ -38,6 +38,14 @@ impl Rooms for Unlocked<'_> {
     }
 }
 
+/// What comes of work that is done at once if it is short, else by another thread. `None`: the controller stops.
+async fn beside<T: Send + 'static>(is_short: bool, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    match is_short {
+        true => Some(work()),
+        false => tokio::task::spawn_blocking(work).await.ok(),
+    }
+}
+
 impl Shared {
     /// Plans a group over the present fabric with the load of all other groups, without the lock, and calls `then` under
     /// it. `record` gives the group, if it still is to be planned; it is called again if something that the plan depends
@@ -59,12 +67,7 @@ impl Shared {
             };
             let (shared, is_short) = (self.clone(), draft.is_short());
             let plan = move || (draft.plan(&Unlocked(&shared, &record)), draft, record);
-            let done = match is_short {
-                true => Ok(plan()),
-                false => tokio::task::spawn_blocking(plan).await,
-            };
-            // It is not done if the controller stops.
-            let Ok((planned, draft, record)) = done else {
+            let Some((planned, draft, record)) = beside(is_short, plan).await else {
                 break;
             };
             let mut core = self.lock();
@@ -179,12 +182,11 @@ impl Shared {
                 let _turn = self.turns.among_all(&own).await;
                 let (done, ticket) = self.early_answer(Purpose::Show, record, then).await;
                 let done = match done {
-                    Ok(foreseen) if !foreseen.is_short() => {
-                        let counted = tokio::task::spawn_blocking(|| foreseen.with_load());
-                        // It is not done if the controller stops.
-                        counted.await.map_err(|_| Refusal::Stopping)
+                    Ok(foreseen) => {
+                        let whole = beside(foreseen.is_short(), || foreseen.with_load()).await;
+                        whole.ok_or(Refusal::Stopping)
                     }
-                    done => done.map(Foreseen::with_load),
+                    Err(refused) => Err(refused),
                 };
                 (done, ticket)
             };
