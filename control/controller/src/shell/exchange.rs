@@ -331,14 +331,13 @@ mod tests {
     use std::time::Duration;
 
     use castnet_group::CollectiveSettings;
-    use castnet_proto::convert::new_group_from_proto;
     use castnet_proto::transport::Peer;
-    use castnet_wire::{McstId, Psn};
+    use castnet_wire::Psn;
 
     use super::*;
     use crate::shell::shared::tests::shared;
     use crate::shell::write;
-    use crate::state::core::tests::{core, join};
+    use crate::state::core::tests::{core, join, mcst_id, new_group};
     use crate::state::kinds::multicast::outside::Outside as OutsideReceiver;
     use crate::state::kinds::multicast::record::Diverted;
     use crate::state::{Collective, Kind, Multicast};
@@ -366,23 +365,12 @@ mod tests {
     }
 
     fn record(kind: Kind) -> Record {
-        let mcst_id = McstId([10, 200, 0, 1].into());
-        Record::new("job".into(), (mcst_id, Vec::new()), kind)
+        Record::new("job".into(), (mcst_id(1), Vec::new()), kind)
     }
 
     /// A multicast group of these hosts. The first one sends.
     fn members(hosts: &[&str]) -> Multicast {
-        let member = |host: &&str| v1::NewMember {
-            host: (*host).into(),
-            connection: None,
-        };
-        let request = v1::CreateGroupRequest {
-            name: "job".into(),
-            source: hosts[0].into(),
-            members: hosts.iter().map(member).collect(),
-            ..Default::default()
-        };
-        Multicast::new(new_group_from_proto(&request).unwrap(), Psn::new(0), 100)
+        Multicast::new(new_group("job", hosts), Psn::new(0), 100)
     }
 
     fn with(secret: &str, call: ExchangeCall) -> ExchangeCall {

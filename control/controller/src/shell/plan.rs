@@ -271,12 +271,11 @@ mod tests {
     use std::time::Duration;
 
     use castnet_group::CollectiveSettings;
-    use castnet_proto::convert::new_group_from_proto;
 
     use super::*;
     use crate::shell::shared::tests::{end_batch, shared};
     use crate::shell::write;
-    use crate::state::core::tests::join;
+    use crate::state::core::tests::{join, new_group};
     use crate::state::{Collective, Kind};
     use crate::store::StoreError;
 
@@ -289,17 +288,7 @@ mod tests {
     }
 
     fn wanted(name: &str) -> Wanted {
-        let member = |host: &str| v1::NewMember {
-            host: host.into(),
-            connection: None,
-        };
-        let request = v1::CreateGroupRequest {
-            name: name.into(),
-            source: "h1".into(),
-            members: vec![member("h1"), member("h2")],
-            ..Default::default()
-        };
-        Wanted::Multicast(new_group_from_proto(&request).unwrap())
+        Wanted::Multicast(new_group(name, &["h1", "h2"]))
     }
 
     /// Others use the lock: what is only looked at does not hold it for a plan.

@@ -237,11 +237,10 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use castnet_rules::{GroupRule, HostEndpoint, TranslatedRule};
-    use castnet_wire::Pmtu;
+    use castnet_rules::{HostEndpoint, TranslatedRule};
 
     use super::*;
-    use crate::state::core::tests::{core, join};
+    use crate::state::core::tests::{core, join, rule};
     use crate::state::{Kind, Plan};
 
     /// A rank takes memory before it has a host.
@@ -306,22 +305,9 @@ mod tests {
             }];
         });
         core.seat_rank(join("a", 0, 2, ""), "h0").map(drop).unwrap();
-        let rule = GroupRule {
-            name: "a".into(),
-            generation: 1,
-            mcst_id: core.group("a").unwrap().record().mcst_id,
-            pmtu: Pmtu::B1024,
-            stall_timeout_ms: 1000,
-            rate_limit: None,
-            endpoints: Vec::new(),
-            kind: TranslatedRule::root(64).into(),
-        };
         let plan = Plan {
-            tree: Vec::new(),
-            rules: [("s".to_owned(), rule)].into(),
-            shortages: String::new(),
-            refinement: None,
-            over_covered: Default::default(),
+            rules: [("s".to_owned(), rule(TranslatedRule::root(64)))].into(),
+            ..Plan::default()
         };
         core.try_change("a", |r| {
             r.placed.insert("s".into());

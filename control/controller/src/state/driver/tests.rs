@@ -3,9 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::SwitchConfig;
 use crate::state::Reach;
-use crate::state::core::tests::{core, join};
+use crate::state::core::tests::{core_over, join};
 use crate::state::journal::Batch;
 use castnet_topology::Topology;
 use castnet_wire::McstId;
@@ -40,14 +39,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let topology = Topology::from_toml(FABRIC).unwrap();
-        let mut core = core(|config| {
-            let switch = |name: &str| SwitchConfig {
-                name: name.into(),
-                agent: "unix:/nowhere".parse().unwrap(),
-            };
-            config.switches = SWITCHES.map(switch).into();
-            config.topology = Some(topology);
-        });
+        let mut core = core_over(topology);
         for switch in SWITCHES {
             core.facts.set_reach(switch, Reach::Up);
         }

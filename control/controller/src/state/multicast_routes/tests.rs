@@ -5,8 +5,7 @@ use std::fmt::Write as _;
 use castnet_planner::shufflecast::Shufflecast;
 
 use super::*;
-use crate::config::SwitchConfig;
-use crate::state::core::tests::core;
+use crate::state::core::tests::core_over;
 use crate::state::fabric::{NeighbourReport, SwitchReport, Who};
 use crate::state::kinds::multicast::refine::tests::{run, star};
 use crate::store::Stored;
@@ -38,14 +37,7 @@ fn shufflecast() -> (Core, Arc<Relays>) {
     for (address, route) in layout.addresses {
         topology.add_multicast_route(address, route).unwrap();
     }
-    let core = core(|config| {
-        let switch = |tor| SwitchConfig {
-            name: format!("tor{tor}"),
-            agent: "unix:/nowhere".parse().unwrap(),
-        };
-        config.switches = fabric.tors().map(switch).collect();
-        config.topology = Some(topology);
-    });
+    let core = core_over(topology);
     let relays = core.multicast_routes.relays.clone().unwrap();
     (core, relays)
 }

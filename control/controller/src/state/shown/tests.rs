@@ -189,14 +189,7 @@ fn apply(core: &mut Core, name: &str, change: Change) {
             }
         }
         Change::Planned(planned) => {
-            let plan = Plan {
-                tree: Vec::new(),
-                rules: BTreeMap::new(),
-                shortages: String::new(),
-                refinement: None,
-                over_covered: Default::default(),
-            };
-            record.plan = planned.then(|| Arc::new(plan));
+            record.plan = planned.then(Arc::default);
         }
         _ => {}
     }

@@ -147,8 +147,7 @@ mod tests {
     use castnet_topology::Topology;
 
     use super::*;
-    use crate::config::SwitchConfig;
-    use crate::state::core::tests::core;
+    use crate::state::core::tests::core_over;
     use crate::state::fabric::{PortReport, Reach, SwitchReport};
     use crate::state::kinds::multicast::late::Late;
     use crate::state::kinds::multicast::refine::tests::{run, set_late};
@@ -171,14 +170,7 @@ mod tests {
             file += &format!("[[links]]\na = \"leaf{leaf}:{port}\"\nb = \"spine{spine}:{leaf}\"\n");
         }
         let topology = Topology::from_toml(&file).unwrap();
-        let mut core = core(|config| {
-            let switch = |name: String| SwitchConfig {
-                name,
-                agent: "unix:/nowhere".parse().unwrap(),
-            };
-            config.switches = topology.switches().map(|s| switch(s.name.clone())).collect();
-            config.topology = Some(topology);
-        });
+        let mut core = core_over(topology);
         for name in ["leaf0", "leaf1", "spine0", "spine1"] {
             core.facts.set_reach(name, Reach::Up);
         }
