@@ -6,7 +6,8 @@ use castnet_planner::shufflecast::Shufflecast;
 
 use super::*;
 use crate::state::core::tests::core_over;
-use crate::state::fabric::{NeighbourReport, SwitchReport, Who};
+use crate::state::fabric::SwitchReport;
+use crate::state::fabric::tests::switch_seen;
 use crate::state::kinds::multicast::refine::tests::{run, star};
 use crate::store::Stored;
 
@@ -136,14 +137,7 @@ fn a_relay_is_heard_at_the_ports_of_its_splitter() {
     let (_, End::Switch { switch, port }) = &splitter.links[0] else {
         panic!("{splitter:?}")
     };
-    let mut heard = NeighbourReport {
-        port: *port,
-        age_ns: 0,
-        who: Who::Switch {
-            name: splitter.from.clone(),
-            port: "p".into(),
-        },
-    };
+    let mut heard = switch_seen(*port, &splitter.from, "p");
     assert!(core.facts.believes_lldp(switch, &heard));
     heard.port = 63;
     assert!(!core.facts.believes_lldp(switch, &heard));

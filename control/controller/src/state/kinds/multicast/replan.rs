@@ -148,6 +148,7 @@ mod tests {
 
     use super::*;
     use crate::state::core::tests::core_over;
+    use crate::state::fabric::tests::port;
     use crate::state::fabric::{PortReport, Reach, SwitchReport};
     use crate::state::kinds::multicast::late::Late;
     use crate::state::kinds::multicast::refine::tests::{run, set_late};
@@ -184,15 +185,9 @@ mod tests {
             .endpoints
             .iter()
             .filter(|e| e.next_hop.host().is_none());
-        let number = up.next().unwrap().port.index() as u8;
-        let port = PortReport {
-            name: "up".into(),
-            mac: [2; 6],
-            mtu: 1500,
-            up: false,
-        };
+        let (number, port) = port("up", up.next().unwrap().port.index() as u8);
         let report = SwitchReport {
-            ports: [(number, port)].into(),
+            ports: [(number, PortReport { up: false, ..port })].into(),
             neighbours: Vec::new(),
         };
         core.facts.report("leaf0", report);
