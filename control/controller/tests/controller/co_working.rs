@@ -76,8 +76,7 @@ async fn receivers_whose_switch_refuses_are_outside_and_the_others_run() {
         while via(&next(call).await).len() != 2 {}
     }
     // Also after a restart of the controller.
-    controller.stop().await;
-    let (_controller, client) = lab.start().await;
+    let (_controller, client) = lab.restart(controller).await;
     let state = reaches(&client, "g", Active).await.state.unwrap();
     assert_eq!(via(&state), [("h2", "h1"), ("h3", "h2")]);
     let before = state.generation;

@@ -19,9 +19,7 @@ async fn ranks_that_come_back_to_a_new_controller_are_at_their_places() {
     let (lab, controller, client) = two_tiers().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     let before = all(&mut ranks, Active).await;
-    controller.stop().await;
-
-    let (_controller, client) = lab.start().await;
+    let (_controller, client) = lab.restart(controller).await;
     let group = shown(&client, "job").await.unwrap().state.unwrap();
     assert_eq!(group.phase(), Active);
     assert!(group.members.iter().all(|m| m.phase() == v1::MemberPhase::Away));
@@ -82,8 +80,7 @@ async fn killed_at_any_point_of_an_installation_it_finishes() {
         let (controller, client) = start(config).await;
         let ranks = lab.ranks(&client, "job", 4, 17).await;
         reached.recv().await.unwrap();
-        controller.stop().await;
-        let (_controller, client) = lab.start().await;
+        let (_controller, client) = lab.restart(controller).await;
         let mut back = come_back(ranks, &client).await;
         let seen = all(&mut back, Active).await;
         assert_eq!(seen[3].generation, 1, "{point:?}");

@@ -58,8 +58,7 @@ async fn a_tenant_has_as_many_groups_as_its_quota_says() {
     }
     let full = [("one".into(), 2, 0), ("two".into(), 1, 0)];
     assert_eq!(uses(&client).await, full);
-    controller.stop().await;
-    let (_controller, client) = lab.start().await;
+    let (_controller, client) = lab.restart(controller).await;
     assert_eq!(uses(&client).await, full);
     client.destroy("a").await;
     client.create(lab.given("x", &["h0", "h1"], 20)).await;
@@ -135,8 +134,7 @@ async fn limits_of_groups_count_for_the_bandwidth_of_their_tenant() {
     // Others are not concerned.
     client.create(lab.given("free", &["h2", "h0"], 67)).await;
     assert_eq!(bandwidth(&client).await, (1000, Some(1_000_000_000)));
-    controller.stop().await;
-    let (_controller, mut client) = lab.start().await;
+    let (_controller, mut client) = lab.restart(controller).await;
     assert_eq!(bandwidth(&client).await.0, 1000);
     assert!(client.create_group(limited("e", 1, 77)).await.is_err());
     client.destroy("a").await;

@@ -555,6 +555,12 @@ impl Lab {
         start(self.config.clone()).await
     }
 
+    /// As a new process, after this one has ended.
+    pub(crate) async fn restart(&self, controller: Controller) -> (Controller, Client) {
+        controller.stop().await;
+        self.start().await
+    }
+
     pub(crate) fn switch(&self, name: &str) -> &Switch {
         &self.switches[name]
     }
