@@ -238,10 +238,11 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use castnet_rules::{HostEndpoint, TranslatedRule};
+    use castnet_wire::Psn;
 
     use super::*;
-    use crate::state::core::tests::{core, join, rule};
-    use crate::state::{Kind, Plan};
+    use crate::state::core::tests::{core, join, mcst_id, new_group, rule};
+    use crate::state::{Kind, Multicast, Plan};
 
     /// A rank takes memory before it has a host.
     #[test]
@@ -383,6 +384,23 @@ mod tests {
         }];
         core.seat_rank(lanes, "h0").map(drop).unwrap();
         assert_eq!(core.groups.used_by("t").groups, 4);
+    }
+
+    #[test]
+    fn a_group_is_of_the_first_tenant_that_has_its_source() {
+        let tenant = |name: &str, members: &str| Tenant {
+            name: name.into(),
+            members: vec![members.into()],
+            ..Tenant::default()
+        };
+        let core = core(|config| config.tenants = vec![tenant("one", "h0"), tenant("all", "h*")]);
+        for (source, tenant) in [("h0", "one"), ("h1", "all"), ("x", "")] {
+            let mut group = new_group("g", &["h0", "h1", "x"]);
+            group.source = source.into();
+            let kind = Kind::Multicast(Multicast::new(group, Psn::new(0), 100));
+            let record = Record::new("g".into(), (mcst_id(1), Vec::new()), kind);
+            assert_eq!(core.config.tenant_of(&record), tenant, "{source}");
+        }
     }
 
     /// A host had the rate of its link with a limit of 1 kb/s: it sent a burst of 1 GiB, left, and joined again.

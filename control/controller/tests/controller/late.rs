@@ -7,8 +7,8 @@ use castnet_proto::v1::{MemberLoss, MemberPhase};
 use tonic::{Code, Status};
 
 use crate::common::{
-    Call, Calls, Client, Events, Lab, creation, group_until, join_all, joined_by, moment, next, phases,
-    reaches, refused, two_tiers,
+    Call, Calls, Client, Events, Lab, creation, creation_with, group_until, join_all, joined_by, moment,
+    next, phases, reaches, refused, two_tiers,
 };
 
 const HOSTS: [&str; 4] = ["h0", "h1", "h2", "h3"];
@@ -38,11 +38,7 @@ async fn join(lab: &Lab, client: &Client, host: &str, qpn: u32) -> Call {
 
 /// A running group of these hosts; the first sends.
 async fn group(lab: &Lab, client: &Client, hosts: &[&str], loss: MemberLoss) -> Vec<Call> {
-    let request = v1::CreateGroupRequest {
-        on_member_loss: loss as i32,
-        ..creation("g", hosts)
-    };
-    client.create(request).await;
+    client.create(creation_with(loss, "g", hosts)).await;
     join_all(client, hosts.iter().map(|host| joining(lab, host, 17))).await
 }
 

@@ -730,6 +730,14 @@ pub(crate) fn creation(name: &str, members: &[&str]) -> v1::CreateGroupRequest {
     }
 }
 
+/// The same, with what becomes of it when a member is lost.
+pub(crate) fn creation_with(loss: v1::MemberLoss, name: &str, members: &[&str]) -> v1::CreateGroupRequest {
+    v1::CreateGroupRequest {
+        on_member_loss: loss.into(),
+        ..creation(name, members)
+    }
+}
+
 pub(crate) fn destruction(name: &str) -> v1::DestroyGroupRequest {
     v1::DestroyGroupRequest {
         group: name.into(),
