@@ -120,12 +120,7 @@ pub(crate) async fn refine_soon(shared: Arc<Shared>, name: String) {
 }
 
 pub(crate) async fn plan(shared: Arc<Shared>, planning: Planning) {
-    let Planning {
-        after,
-        mut record,
-        then,
-    } = planning;
-    shared.config.checkpoints.pass(after).await;
+    let Planning { mut record, then } = planning;
     let then = |core: &mut Core, record, layout| {
         then(core, record, layout);
         Ok(())

@@ -258,7 +258,6 @@ impl Core {
         };
         let (group, again) = (name.to_owned(), name.to_owned());
         self.effects.push(Effect::Plan(Planning {
-            after: Some(Checkpoint::Joined),
             record: Box::new(move |core| core.wants_plan(&group, number, |record| record.plan.is_none())),
             then: Box::new(move |core, record, layout| core.planned(&again, number, &record, layout)),
         }));
@@ -469,7 +468,6 @@ impl Core {
         let (group, again, switch) = (name.to_owned(), name.to_owned(), switch.to_owned());
         let is_so = move |record: &Record| is_installing(record, generation);
         self.effects.push(Effect::Plan(Planning {
-            after: None,
             record: Box::new(move |core| core.wants_plan(&group, number, is_so)),
             then: Box::new(move |core, _, layout| {
                 let Some(entry) = core.at_step(&again, number) else {

@@ -60,7 +60,7 @@ async fn killed_at_any_point_of_a_removal_it_finishes() {
     }
 }
 
-pub(crate) fn stands_still_at(config: &Config, point: Checkpoint) -> (Config, mpsc::UnboundedReceiver<()>) {
+fn stands_still_at(config: &Config, point: Checkpoint) -> (Config, mpsc::UnboundedReceiver<()>) {
     let (tell, reached) = mpsc::unbounded_channel();
     let checkpoints = Checkpoints::new(move |at| {
         let here = *at == point;

@@ -19,7 +19,6 @@ const NO_OTHER_TREE: &str = "no other tree: ";
 pub(crate) fn planning(name: String, lost: String) -> Planning {
     let again = lost.clone();
     Planning {
-        after: None,
         record: Box::new(move |core| begin(core, &name, &lost)),
         then: Box::new(move |core, wanted, layout| end(core, &wanted, layout, &again)),
     }
