@@ -12,7 +12,7 @@ use castnet_wire::McstId;
 use crate::config::Config;
 use crate::error::Refusal;
 use crate::state::broken_links::Changed;
-use crate::state::change::Postponed;
+use crate::state::change::{Postponed, WhenStored};
 use crate::state::driver::Works;
 use crate::state::driver::updates::Updates;
 use crate::state::fabric::{Fabric, Facts};
@@ -69,6 +69,8 @@ pub(crate) struct Core {
     pub(crate) journal: Journal,
     /// Why the store cannot be written now.
     pub(crate) store_error: Option<Arc<StoreError>>,
+    /// Work that waits for a batch, by its number.
+    pub(crate) waiting: BTreeMap<u64, Vec<WhenStored>>,
     pub(crate) postponed: Postponed,
     pub(crate) links_changed: Changed,
     pub(crate) signs: Signs,
@@ -127,6 +129,7 @@ impl Core {
             last_mcst_ids: BTreeMap::new(),
             journal: Journal::new(stored.versions),
             store_error: None,
+            waiting: BTreeMap::new(),
             postponed: Postponed::default(),
             links_changed: Changed::default(),
             signs: Signs::default(),

@@ -1,5 +1,7 @@
 //! Groups over a model of the store and of switches, which answer in any order, or fail.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -337,7 +339,7 @@ proptest! {
         prop_assert_eq!(&world.switches, &wanted);
         prop_assert!(world.asked.is_empty() && world.plans.is_empty() && world.made.is_empty());
         let works = &world.core.works;
-        prop_assert!(works.to_store.is_empty() && works.to_report.is_empty() && works.to_replan.is_empty());
+        prop_assert!(world.core.waiting.is_empty() && works.to_report.is_empty() && works.to_replan.is_empty());
     }
 }
 
