@@ -520,25 +520,6 @@ mod tests {
         assert_eq!((open.bytes, open.by_host.len(), open.rounds.len()), (0, 0, 0));
     }
 
-    #[tokio::test]
-    async fn all_get_all_in_rank_order_and_nothing_stays() {
-        let exchanges = Exchanges::default();
-        let ranks = (0..4u16).rev().map(|rank| {
-            let exchanges = exchanges.clone();
-            tokio::spawn(async move {
-                exchanges
-                    .exchange(call(rank, 4, 7, &[rank as u8; 3]), caller(None))?
-                    .await
-            })
-        });
-        for rank in ranks.collect::<Vec<_>>() {
-            let blobs = rank.await.unwrap().unwrap().0.blobs;
-            assert_eq!(blobs, (0..4u8).map(|r| vec![r; 3]).collect::<Vec<_>>());
-        }
-        let open = exchanges.0.lock();
-        assert_eq!((open.rounds.len(), open.bytes), (0, 0));
-    }
-
     /// Who was first, before the job had a group, does not stay in the place of another.
     #[tokio::test]
     async fn a_blob_for_a_rank_that_is_anothers_now_is_taken_back() {

@@ -137,7 +137,7 @@ impl Candidate {
         let key = format!("{}/leader", self.prefix).into_bytes();
         let outcome = lead::campaign(&self.client, key, &self.address, self.lead_ttl).await;
         Ok(
-            match outcome.map_err(|status| failed(&self.name, None, &status))? {
+            match outcome.map_err(|status| failed(&self.name, &status))? {
                 Err(leader) => Campaign::Lost(leader),
                 Ok(lead) => {
                     let (fence, revision) = (lead.created, lead.created);
@@ -185,7 +185,7 @@ impl EtcdStore {
     }
 
     fn failed(&self, status: &Status) -> StoreError {
-        failed(&self.name, None, status)
+        failed(&self.name, status)
     }
 
     fn not_leading(&self) -> StoreError {
@@ -545,7 +545,7 @@ impl Store for EtcdStore {
     }
 }
 
-fn failed(store: &str, entry: Option<Key>, status: &Status) -> StoreError {
+fn failed(store: &str, status: &Status) -> StoreError {
     let error = match status.code() {
         Code::Unavailable | Code::DeadlineExceeded => {
             format!(
@@ -557,7 +557,7 @@ fn failed(store: &str, entry: Option<Key>, status: &Status) -> StoreError {
     };
     StoreError::Failed {
         store: store.into(),
-        entry,
+        entry: None,
         error: error.into(),
     }
 }
