@@ -136,25 +136,22 @@ impl Candidate {
     pub async fn campaign(&self) -> Result<Campaign, StoreError> {
         let key = format!("{}/leader", self.prefix).into_bytes();
         let outcome = lead::campaign(&self.client, key, &self.address, self.lead_ttl).await;
-        Ok(
-            match outcome.map_err(|status| failed(&self.name, &status))? {
-                Err(leader) => Campaign::Lost(leader),
-                Ok(lead) => {
-                    let (fence, revision) = (lead.created, lead.created);
-                    let state = State {
-                        fence,
-                        revision,
-                        ..State::default()
-                    };
-                    Campaign::Won(EtcdStore {
-                        name: self.name.clone(),
-                        prefix: self.prefix.clone(),
-                        lead,
-                        state: Mutex::new(state),
-                    })
-                }
-            },
-        )
+        Ok(match outcome.map_err(|status| failed(&self.name, &status))? {
+            Err(leader) => Campaign::Lost(leader),
+            Ok(lead) => {
+                let state = State {
+                    fence: lead.created,
+                    revision: lead.created,
+                    ..State::default()
+                };
+                Campaign::Won(EtcdStore {
+                    name: self.name.clone(),
+                    prefix: self.prefix.clone(),
+                    lead,
+                    state: Mutex::new(state),
+                })
+            }
+        })
     }
 }
 
