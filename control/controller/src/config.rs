@@ -268,8 +268,6 @@ fn name_of(text: &str) -> Result<String, String> {
 /// A point of an installation at which tests can halt a controller, as if killed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Checkpoint {
-    /// All members have joined, and that is stored.
-    Joined,
     /// The plan is stored; no switch has it yet.
     Planned,
     /// This switch has confirmed; that is not stored.

@@ -115,14 +115,8 @@ pub(crate) struct Create {
 /// Flags that there were: each is refused with what to write.
 #[derive(Clone, Debug, Default, Args)]
 struct Replaced {
-    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "", value_parser = |_: &str| gone(SPREADS))]
+    #[arg(long, aliases = ["core-copies", "tree", "path"], hide = true, num_args = 0..=1, default_missing_value = "", value_parser = |_: &str| gone(SPREADS))]
     core: Option<Infallible>,
-    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "", value_parser = |_: &str| gone(SPREADS))]
-    core_copies: Option<Infallible>,
-    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "", value_parser = |_: &str| gone(SPREADS))]
-    tree: Option<Infallible>,
-    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "", value_parser = |_: &str| gone(SPREADS))]
-    path: Option<Infallible>,
     #[arg(long, aliases = ["ranks", "window", "mode", "mode-at", "reproducible"], hide = true, num_args = 0..=1, default_missing_value = "", value_parser = |_: &str| gone("castnet job create"))]
     collective: Option<Infallible>,
     #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "", value_parser = |_: &str| gone("castnet group install FILE --agent URL"))]

@@ -230,7 +230,7 @@ impl Report for PurgedEverywhere {
                 self.routes.join(" ")
             ));
         }
-        for Unfinished { switch, reason } in &self.unfinished {
+        for Unfinished { switch, reason, .. } in &self.unfinished {
             page.line(format!("switch {switch} may have more: {reason}"));
         }
         match (&self.owner, self.removed) {

@@ -331,14 +331,13 @@ mod tests {
     use std::time::Duration;
 
     use castnet_group::CollectiveSettings;
-    use castnet_proto::convert::new_group_from_proto;
     use castnet_proto::transport::Peer;
-    use castnet_wire::{McstId, Psn};
+    use castnet_wire::Psn;
 
     use super::*;
     use crate::shell::shared::tests::shared;
     use crate::shell::write;
-    use crate::state::core::tests::{core, join};
+    use crate::state::core::tests::{core, join, mcst_id, new_group};
     use crate::state::kinds::multicast::outside::Outside as OutsideReceiver;
     use crate::state::kinds::multicast::record::Diverted;
     use crate::state::{Collective, Kind, Multicast};
@@ -366,23 +365,12 @@ mod tests {
     }
 
     fn record(kind: Kind) -> Record {
-        let mcst_id = McstId([10, 200, 0, 1].into());
-        Record::new("job".into(), (mcst_id, Vec::new()), kind)
+        Record::new("job".into(), (mcst_id(1), Vec::new()), kind)
     }
 
     /// A multicast group of these hosts. The first one sends.
     fn members(hosts: &[&str]) -> Multicast {
-        let member = |host: &&str| v1::NewMember {
-            host: (*host).into(),
-            connection: None,
-        };
-        let request = v1::CreateGroupRequest {
-            name: "job".into(),
-            source: hosts[0].into(),
-            members: hosts.iter().map(member).collect(),
-            ..Default::default()
-        };
-        Multicast::new(new_group_from_proto(&request).unwrap(), Psn::new(0), 100)
+        Multicast::new(new_group("job", hosts), Psn::new(0), 100)
     }
 
     fn with(secret: &str, call: ExchangeCall) -> ExchangeCall {
@@ -530,25 +518,6 @@ mod tests {
         drop(part);
         let open = exchanges.0.lock();
         assert_eq!((open.bytes, open.by_host.len(), open.rounds.len()), (0, 0, 0));
-    }
-
-    #[tokio::test]
-    async fn all_get_all_in_rank_order_and_nothing_stays() {
-        let exchanges = Exchanges::default();
-        let ranks = (0..4u16).rev().map(|rank| {
-            let exchanges = exchanges.clone();
-            tokio::spawn(async move {
-                exchanges
-                    .exchange(call(rank, 4, 7, &[rank as u8; 3]), caller(None))?
-                    .await
-            })
-        });
-        for rank in ranks.collect::<Vec<_>>() {
-            let blobs = rank.await.unwrap().unwrap().0.blobs;
-            assert_eq!(blobs, (0..4u8).map(|r| vec![r; 3]).collect::<Vec<_>>());
-        }
-        let open = exchanges.0.lock();
-        assert_eq!((open.rounds.len(), open.bytes), (0, 0));
     }
 
     /// Who was first, before the job had a group, does not stay in the place of another.

@@ -11,9 +11,9 @@ use parking_lot::Mutex;
 use tokio::sync::{MutexGuard, OwnedMutexGuard};
 
 use super::durable::Ticket;
-use super::shared::Shared;
+use super::shared::{Locked, Shared};
 use crate::error::Refusal;
-use crate::state::foresee::{self, Foreseen, Wanted};
+use crate::state::foresee::{self, Wanted};
 use crate::state::planning::Draft;
 use crate::state::{Core, Layout, NoPlan, Phase, Record, kinds};
 
@@ -38,46 +38,54 @@ impl Rooms for Unlocked<'_> {
     }
 }
 
+/// What comes of work that is done at once if it is short, else by another thread. `None`: the controller stops.
+async fn beside<T: Send + 'static>(is_short: bool, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    match is_short {
+        true => Some(work()),
+        false => tokio::task::spawn_blocking(work).await.ok(),
+    }
+}
+
 impl Shared {
     /// Plans a group over the present fabric with the load of all other groups, without the lock, and calls `then` under
     /// it. `record` gives the group, if it still is to be planned; it is called again if something that the plan depends
-    /// on has changed meanwhile.
+    /// on has changed meanwhile. Returns what stands for the state that the result depends on, which may be a refusal.
     pub(crate) async fn plan_for<T, E>(
         self: &Arc<Self>,
         purpose: Purpose,
         mut record: impl FnMut(&mut Core) -> Result<Record, E>,
-        then: impl FnOnce(&mut Core, Record, Result<Layout, NoPlan>) -> T,
-    ) -> Result<T, E> {
+        then: impl FnOnce(&mut Core, Record, Result<Layout, NoPlan>) -> Result<T, E>,
+    ) -> (Result<T, E>, Ticket) {
         for left in (0..PLANS_UNLOCKED).rev() {
             let (record, draft) = {
                 let mut core = self.lock();
-                let record = record(&mut core)?;
+                let record = match record(&mut core) {
+                    Ok(record) => record,
+                    Err(refused) => return (Err(refused), core.ticket()),
+                };
                 match Draft::new(&core, &record) {
                     Ok(draft) => (record, draft),
-                    Err(no) => return Ok(then(&mut core, record, Err(no))),
+                    Err(no) => return (then(&mut core, record, Err(no)), core.ticket()),
                 }
             };
             let (shared, is_short) = (self.clone(), draft.is_short());
             let plan = move || (draft.plan(&Unlocked(&shared, &record)), draft, record);
-            let done = match is_short {
-                true => Ok(plan()),
-                false => tokio::task::spawn_blocking(plan).await,
-            };
-            // It is not done if the controller stops.
-            let Ok((planned, draft, record)) = done else {
+            let Some((planned, draft, record)) = beside(is_short, plan).await else {
                 break;
             };
             let mut core = self.lock();
             let is_enough = purpose == Purpose::Show && left == 0;
             if is_enough || draft.is_current(&core, &record, &planned) {
                 let layout = draft.layout(&core, &record, planned);
-                return Ok(then(&mut core, record, layout));
+                return (then(&mut core, record, layout), core.ticket());
             }
         }
         let mut core = self.lock();
-        let record = record(&mut core)?;
-        let layout = core.plan_now(&record);
-        Ok(then(&mut core, record, layout))
+        let done = record(&mut core).and_then(|record| {
+            let layout = core.plan_now(&record);
+            then(&mut core, record, layout)
+        });
+        (done, core.ticket())
     }
 
     /// Plans a group to place it, for a request. Returns when the state that the answer depends on is on disk.
@@ -86,28 +94,8 @@ impl Shared {
         record: impl FnMut(&mut Core) -> Result<Record, Refusal>,
         then: impl FnOnce(&mut Core, Record, Result<Layout, NoPlan>) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
-        let (done, ticket) = self.early_answer(Purpose::Place, record, then).await;
+        let (done, ticket) = self.plan_for(Purpose::Place, record, then).await;
         ticket.durable().await.and(done)
-    }
-
-    /// The answer to a request, and what stands for the state that it depends on.
-    async fn early_answer<T>(
-        self: &Arc<Self>,
-        purpose: Purpose,
-        mut record: impl FnMut(&mut Core) -> Result<Record, Refusal>,
-        then: impl FnOnce(&mut Core, Record, Result<Layout, NoPlan>) -> Result<T, Refusal>,
-    ) -> (Result<T, Refusal>, Ticket) {
-        // A refusal too may depend on state that is not there yet.
-        let record = |core: &mut Core| {
-            let record = record(core);
-            record.map_err(|refusal| (Err(refusal), self.batches.ticket(&core.journal)))
-        };
-        let then = |core: &mut Core, record, layout| {
-            let done = then(core, record, layout);
-            (done, self.batches.ticket(&core.journal))
-        };
-        let planned = self.plan_for(purpose, record, then).await;
-        planned.unwrap_or_else(|refused| refused)
     }
 }
 
@@ -177,14 +165,13 @@ impl Shared {
         loop {
             let (done, ticket) = {
                 let _turn = self.turns.among_all(&own).await;
-                let (done, ticket) = self.early_answer(Purpose::Show, record, then).await;
+                let (done, ticket) = self.plan_for(Purpose::Show, record, then).await;
                 let done = match done {
-                    Ok(foreseen) if !foreseen.is_short() => {
-                        let counted = tokio::task::spawn_blocking(|| foreseen.with_load());
-                        // It is not done if the controller stops.
-                        counted.await.map_err(|_| Refusal::Stopping)
+                    Ok(foreseen) => {
+                        let whole = beside(foreseen.is_short(), || foreseen.with_load()).await;
+                        whole.ok_or(Refusal::Stopping)
                     }
-                    done => done.map(Foreseen::with_load),
+                    Err(refused) => Err(refused),
                 };
                 (done, ticket)
             };
@@ -238,18 +225,18 @@ impl Shared {
     }
 
     async fn destroy_created(self: &Arc<Self>, (group, mcst_id): (&str, McstId)) -> Result<(), Refusal> {
-        let (follow, ticket) = {
-            let mut core = self.lock();
+        let destroy = |core: &mut Locked<'_>| {
             // It may have been destroyed already, and another one have its name.
             if !core.group(group).is_ok_and(|e| e.record().mcst_id == mcst_id) {
-                return Ok(());
+                return Ok(None);
             }
             let follow = core.follow(group)?;
-            core.destroy(group)?;
-            (follow, core.ticket())
+            core.destroy(group).map(|()| Some(follow))
         };
-        ticket.durable().await?;
-        self.gone(group, follow).await.map(drop)
+        match self.stored(destroy).await? {
+            Some(follow) => self.gone(group, follow).await.map(drop),
+            None => Ok(()),
+        }
     }
 
     /// The state of a group that was just created; if all members are in, once it is active. Fails if it cannot be installed.
@@ -284,12 +271,11 @@ mod tests {
     use std::time::Duration;
 
     use castnet_group::CollectiveSettings;
-    use castnet_proto::convert::new_group_from_proto;
 
     use super::*;
     use crate::shell::shared::tests::{end_batch, shared};
     use crate::shell::write;
-    use crate::state::core::tests::join;
+    use crate::state::core::tests::{join, new_group};
     use crate::state::{Collective, Kind};
     use crate::store::StoreError;
 
@@ -302,17 +288,7 @@ mod tests {
     }
 
     fn wanted(name: &str) -> Wanted {
-        let member = |host: &str| v1::NewMember {
-            host: host.into(),
-            connection: None,
-        };
-        let request = v1::CreateGroupRequest {
-            name: name.into(),
-            source: "h1".into(),
-            members: vec![member("h1"), member("h2")],
-            ..Default::default()
-        };
-        Wanted::Multicast(new_group_from_proto(&request).unwrap())
+        Wanted::Multicast(new_group(name, &["h1", "h2"]))
     }
 
     /// Others use the lock: what is only looked at does not hold it for a plan.
@@ -335,7 +311,8 @@ mod tests {
                     Kind::Collective(kind),
                 ))
             };
-            shared.plan_for(purpose, record, |_, _, _| ()).await.unwrap();
+            let (done, _) = shared.plan_for(purpose, record, |_, _, _| Ok(())).await;
+            done.unwrap();
             assert_eq!(asked, planned, "{purpose:?}");
         }
     }

@@ -114,19 +114,6 @@ impl Service {
         Ok(Response::new(self.shared.read(read).await??))
     }
 
-    /// The result of a change, once it is on disk; a refusal may also depend on state that is not there yet.
-    async fn stored<T>(
-        &self,
-        change: impl FnOnce(&mut Locked<'_>) -> Result<T, Refusal>,
-    ) -> Result<T, Refusal> {
-        let (changed, ticket) = {
-            let mut core = self.shared.lock();
-            (change(&mut core), core.ticket())
-        };
-        ticket.durable().await?;
-        changed
-    }
-
     /// The result of work that is done also if the client goes, but not if the controller stops.
     async fn to_its_end<T: Send + 'static>(
         &self,
@@ -229,7 +216,7 @@ impl Controller for Service {
             };
             core.join(&request.group, host, ends, how)
         };
-        let join = self.stored(join).await;
+        let join = self.shared.stored(join).await;
         let mut join = join.map_err(|refused| refused.told_to(&caller))?;
         join.brief = request.brief;
         self.following(join)
@@ -266,7 +253,7 @@ impl Controller for Service {
                 core.leave(&group, host, diverts, request.received.map(Received::from))
             }
         };
-        Ok(Response::new(self.stored(leave).await?))
+        Ok(Response::new(self.shared.stored(leave).await?))
     }
 
     async fn report_unreached(
@@ -286,7 +273,7 @@ impl Controller for Service {
             core.check_member(&caller, group, "report about")?;
             core.unreached(group, (host, receiver, request.number), &reason)
         };
-        self.stored(report).await?;
+        self.shared.stored(report).await?;
         Ok(Response::new(v1::ReportUnreachedResponse {}))
     }
 
@@ -300,10 +287,13 @@ impl Controller for Service {
             let follow = core.follow(&group)?;
             core.destroy(&group).map(|()| follow)
         };
-        let follow = self.stored(destroy).await?;
+        let follow = self.shared.stored(destroy).await?;
         let pending = self.shared.gone(&group, follow).await?;
         let (pending_switches, written_off_switches) = match force && !pending.is_empty() {
-            true => (Vec::new(), self.stored(|core| core.write_off(&group)).await?),
+            true => (
+                Vec::new(),
+                self.shared.stored(|core| core.write_off(&group)).await?,
+            ),
             false => (pending, Vec::new()),
         };
         Ok(Response::new(v1::DestroyGroupResponse {
@@ -318,7 +308,7 @@ impl Controller for Service {
         let v1::AddMemberRequest { group, host } = request.into_inner();
         caller.concerns(format!("{group} host {host}"));
         let host = name_from_proto("host", &host)?;
-        let added = self.stored(|core| core.add_member(&group, &host)).await?;
+        let added = self.shared.stored(|core| core.add_member(&group, &host)).await?;
         Ok(Response::new(added))
     }
 
@@ -333,7 +323,7 @@ impl Controller for Service {
             let follow = core.follow(&group)?;
             core.evict(&group, &member).map(|()| follow)
         };
-        let follow = self.stored(evict).await?;
+        let follow = self.shared.stored(evict).await?;
         let pending_switches = self.shared.updated(&group, follow).await?;
         Ok(Response::new(v1::EvictMemberResponse { pending_switches }))
     }
@@ -428,7 +418,7 @@ impl Controller for Service {
             core.check_itself(&caller, &host, None)?;
             core.register(&host)
         };
-        let registered = self.stored(register).await;
+        let registered = self.shared.stored(register).await;
         registered.map_err(|refused| refused.told_to(&caller))?;
         self.read(|core| {
             let known = view::host(core, &host.name);
@@ -441,7 +431,7 @@ impl Controller for Service {
     async fn forget_host(&self, request: Request<v1::ForgetHostRequest>) -> Answer<v1::ForgetHostResponse> {
         Caller::of(&request)?.concerns(&request.get_ref().name);
         let v1::ForgetHostRequest { name } = request.into_inner();
-        self.stored(|core| core.forget_host(&name)).await?;
+        self.shared.stored(|core| core.forget_host(&name)).await?;
         Ok(Response::new(v1::ForgetHostResponse {}))
     }
 
@@ -512,7 +502,7 @@ impl Controller for Service {
             core.check_itself(&caller, &join.endpoint, Some(&join.job))?;
             core.init(join, caller.identity())
         };
-        let attendance = self.stored(init).await;
+        let attendance = self.shared.stored(init).await;
         let mut attendance = attendance.map_err(|refused| refused.told_to(&caller))?;
         attendance.differences = differences;
         self.following(attendance)
@@ -527,7 +517,7 @@ impl Controller for Service {
             core.check_exchange(&caller, &call)?;
             core.shared.exchanges.exchange(call, caller.clone())
         };
-        let answer = self.stored(exchange).await?;
+        let answer = self.shared.stored(exchange).await?;
         let (answer, part) = answer.await?;
         Ok(held(answer, part))
     }

@@ -249,16 +249,23 @@ impl Shared {
         self.lead.is_some()
     }
 
-    /// Waits until all changes so far are on disk.
-    pub(crate) async fn durable(&self) -> Result<(), Refusal> {
-        let ticket = self.batches.ticket(&self.core.lock().journal);
-        ticket.durable().await
+    /// The result of a change, once it is on disk; a refusal may also depend on state that is not there yet.
+    pub(crate) async fn stored<T>(
+        self: &Arc<Self>,
+        change: impl FnOnce(&mut Locked<'_>) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let (changed, ticket) = {
+            let mut core = self.lock();
+            (change(&mut core), core.ticket())
+        };
+        ticket.durable().await?;
+        changed
     }
 
     /// Called between the parts of long work. Waits until its changes are on disk: the work does not stage more than the
     /// store can write, and other calls wait only for a small batch. If they were taken back, others try them again.
     pub(crate) async fn let_others(&self) {
-        let _ = self.durable().await;
+        let _ = self.read(|_| ()).await;
         tokio::task::yield_now().await;
     }
 

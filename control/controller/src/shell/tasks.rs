@@ -12,7 +12,7 @@ use super::link::{CHANGES_TOGETHER, SwitchError};
 use super::plan::Purpose;
 use super::shared::Shared;
 use crate::config::Checkpoint;
-use crate::state::{Asked, Planning, broken_links, multicast_routes};
+use crate::state::{Asked, Core, Planning, broken_links, multicast_routes};
 
 /// Pause before a group is looked at whose rules are on their way to its switches.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -120,14 +120,13 @@ pub(crate) async fn refine_soon(shared: Arc<Shared>, name: String) {
 }
 
 pub(crate) async fn plan(shared: Arc<Shared>, planning: Planning) {
-    let Planning {
-        after,
-        mut record,
-        then,
-    } = planning;
-    shared.config.checkpoints.pass(after).await;
+    let Planning { mut record, then } = planning;
+    let then = |core: &mut Core, record, layout| {
+        then(core, record, layout);
+        Ok(())
+    };
     // It fails where there is nothing to plan any more.
-    let _: Result<(), ()> = shared
+    let _ = shared
         .plan_for(Purpose::Place, |core| record(core).ok_or(()), then)
         .await;
 }

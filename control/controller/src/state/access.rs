@@ -214,8 +214,8 @@ mod tests {
     use tonic::Status;
 
     use super::*;
-    use crate::state::HostRecord;
     use crate::state::core::tests::{core, join};
+    use crate::state::fabric::tests::host as known;
     use crate::state::fabric::{NeighbourReport, SwitchReport, Who};
 
     fn host(name: &str) -> Caller {
@@ -232,13 +232,8 @@ mod tests {
         let mut core = core(|_| {});
         let rank = join("job", 0, 2, "");
         core.seat_rank(rank.clone(), "h0").map(drop).unwrap();
-        let HostEndpoint { ip, mac, .. } = rank.endpoint;
-        let other = HostRecord {
-            name: "new".into(),
-            ip,
-            mac: [2, 0, 0, 0, 0, mac.0[5] + 1],
-        };
-        core.facts.set_host("new", Some(other));
+        // With another Ethernet address.
+        core.facts.set_host("new", Some(known("new", 1)));
         let checked = |group| core.check_itself(&host("h0"), &rank.endpoint, group);
         assert!(checked(Some("job")).is_ok());
         for group in [None, Some("another")] {
@@ -279,12 +274,7 @@ mod tests {
         let both = Caller::new(Arc::new(both), Role::Host);
         assert!(!is_refused(&core, &both, &taken), "a machine with two names");
         // Who has it keeps it, also if another one had got it before that was refused.
-        let record = |name: &str, ip: u8| HostRecord {
-            name: name.into(),
-            ip: [10, 0, 0, ip].into(),
-            mac: mac.0,
-        };
-        core.facts.set_host("h0", Some(record("h0", 1)));
+        core.facts.set_host("h0", Some(known("h0", 1)));
         assert!(!is_refused(&core, &host("h0"), &taken));
         let of_h1 = join("job", 1, 2, "").endpoint;
         assert!(!is_refused(&core, &host("h1"), &of_h1));

@@ -253,25 +253,14 @@ fn unheard(core: &Core, near: (&str, u8), far: (&str, u8)) -> Option<String> {
 mod tests {
     use super::*;
     use crate::state::core::tests::core;
-    use crate::state::fabric::{Fabric, NeighbourReport, PortReport, SwitchReport};
+    use crate::state::fabric::tests::{port, switch_seen};
+    use crate::state::fabric::{Fabric, PortReport, SwitchReport};
 
     fn report(neighbour: Option<&str>, up: bool) -> (Reach, SwitchReport) {
-        let port = PortReport {
-            name: "eth7".into(),
-            mac: [2; 6],
-            mtu: 1500,
-            up,
-        };
-        let heard = neighbour.map(|name| NeighbourReport {
-            port: 7,
-            age_ns: 0,
-            who: Who::Switch {
-                name: name.into(),
-                port: "eth7".into(),
-            },
-        });
+        let (number, port) = port("eth7", 7);
+        let heard = neighbour.map(|name| switch_seen(number, name, "eth7"));
         let report = SwitchReport {
-            ports: [(7, port)].into(),
+            ports: [(number, PortReport { up, ..port })].into(),
             neighbours: heard.into_iter().collect(),
         };
         (Reach::Up, report)

@@ -10,7 +10,7 @@ use castnet_wire::McstId;
 
 use crate::error::Refusal;
 use crate::state::effect::Work;
-use crate::state::journal::{Batch, Undo, Value};
+use crate::state::journal::{Batch, Pending, Undo, Value};
 use crate::state::lifecycle::Next;
 use crate::state::shown::Cache;
 use crate::state::{
@@ -23,6 +23,9 @@ const RESUMED_TOGETHER: usize = 256;
 
 /// How long an event waits for others of its group.
 const EVENT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Work that follows a batch, and whether that was written.
+pub(crate) type WhenStored = Box<dyn FnOnce(&mut Core, bool) + Send>;
 
 /// Work whose changes could not be written.
 #[derive(Default)]
@@ -223,8 +226,7 @@ impl Core {
             let events = lost.into_iter().chain(batch.events);
             self.effects
                 .extend(events.map(|event| Effect::Publish(Box::new(event))));
-            self.go_on_after(batch.number, true);
-            self.update_after(batch.number, true);
+            self.batch_ended(batch.number, true);
             return vec![batch.number];
         }
         let mut rest = self.take_back(&mut batch);
@@ -241,10 +243,25 @@ impl Core {
         }
         let ended = vec![batch.number, rest.number];
         for batch in &ended {
-            self.go_on_after(*batch, false);
-            self.update_after(*batch, false);
+            self.batch_ended(*batch, false);
         }
         ended
+    }
+
+    /// Does work when all that was staged is on disk, or was taken back.
+    pub(crate) fn when_stored(&mut self, work: impl FnOnce(&mut Self, bool) + Send + 'static) {
+        match self.journal.pending() {
+            Pending::Nothing => work(self, true),
+            Pending::Batch(batch) => self.waiting.entry(batch).or_default().push(Box::new(work)),
+            // Once the controller stops, nothing follows.
+            Pending::Forever => {}
+        }
+    }
+
+    fn batch_ended(&mut self, batch: u64, is_written: bool) {
+        for work in self.waiting.remove(&batch).into_iter().flatten() {
+            work(self, is_written);
+        }
     }
 
     /// Takes back a batch that could not be written, and what was staged on top of it, which is returned. Work that remains for the groups

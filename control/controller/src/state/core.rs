@@ -12,7 +12,7 @@ use castnet_wire::McstId;
 use crate::config::Config;
 use crate::error::Refusal;
 use crate::state::broken_links::Changed;
-use crate::state::change::Postponed;
+use crate::state::change::{Postponed, WhenStored};
 use crate::state::driver::Works;
 use crate::state::driver::updates::Updates;
 use crate::state::fabric::{Fabric, Facts};
@@ -69,6 +69,8 @@ pub(crate) struct Core {
     pub(crate) journal: Journal,
     /// Why the store cannot be written now.
     pub(crate) store_error: Option<Arc<StoreError>>,
+    /// Work that waits for a batch, by its number.
+    pub(crate) waiting: BTreeMap<u64, Vec<WhenStored>>,
     pub(crate) postponed: Postponed,
     pub(crate) links_changed: Changed,
     pub(crate) signs: Signs,
@@ -127,6 +129,7 @@ impl Core {
             last_mcst_ids: BTreeMap::new(),
             journal: Journal::new(stored.versions),
             store_error: None,
+            waiting: BTreeMap::new(),
             postponed: Postponed::default(),
             links_changed: Changed::default(),
             signs: Signs::default(),
@@ -256,27 +259,86 @@ impl Core {
 pub(crate) mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use castnet_proto::convert::{RankJoin, rank_join_from_proto};
+    use castnet_proto::convert::{NewGroup, RankJoin, new_group_from_proto, rank_join_from_proto};
+    use castnet_rules::{GroupKind, GroupRule, HostEndpoint, HostPart};
+    use castnet_topology::Topology;
+    use castnet_wire::{MacAddr, Pmtu, Qpn};
     use tracing::{Level, Metadata, span};
 
     use super::*;
     use crate::config::SwitchConfig;
 
+    fn switch(name: &str) -> SwitchConfig {
+        SwitchConfig {
+            name: name.into(),
+            agent: "unix:/nowhere".parse().expect("an address"),
+        }
+    }
+
     /// One switch, no topology file, and nothing stored.
     pub(crate) fn core(change: impl FnOnce(&mut Config)) -> Core {
-        let switch = SwitchConfig {
-            name: "s".into(),
-            agent: "unix:/nowhere".parse().expect("an address"),
-        };
-        let mut config = Config::new(vec![switch]);
+        let mut config = Config::new(vec![switch("s")]);
         change(&mut config);
         Core::new(config.into(), Stored::default(), Instant::now(), 1)
+    }
+
+    /// The switches of this file, of which nothing was heard.
+    pub(crate) fn core_over(file: Topology) -> Core {
+        core(|config| {
+            config.switches = file.switches().map(|known| switch(&known.name)).collect();
+            config.topology = Some(file);
+        })
     }
 
     /// What is staged is on disk.
     pub(crate) fn write(core: &mut Core) {
         let batch = core.next_batch().expect("something is staged");
         core.handle_stored(batch, true);
+    }
+
+    /// In the pool of the controller.
+    pub(crate) fn mcst_id(last: u8) -> McstId {
+        McstId([10, 200, 0, last].into())
+    }
+
+    /// Where host `h<number>` has its queue pair, at 10.0.0.<number>.
+    pub(crate) fn end(number: u8) -> HostEndpoint {
+        HostEndpoint {
+            name: format!("h{number}"),
+            ip: [10, 0, 0, number].into(),
+            mac: MacAddr([2, 0, 0, 0, 0, number]),
+            qpn: Qpn::new(17),
+            part: HostPart::Plain,
+        }
+    }
+
+    /// A multicast group of these hosts, of which none has joined. The first one sends.
+    pub(crate) fn new_group(name: &str, hosts: &[&str]) -> NewGroup {
+        let member = |host: &&str| v1::NewMember {
+            host: (*host).into(),
+            connection: None,
+        };
+        let request = v1::CreateGroupRequest {
+            name: name.into(),
+            source: hosts[0].into(),
+            members: hosts.iter().map(member).collect(),
+            ..Default::default()
+        };
+        new_group_from_proto(&request).expect("a group")
+    }
+
+    /// A rule without endpoints.
+    pub(crate) fn rule(kind: impl Into<GroupKind>) -> GroupRule {
+        GroupRule {
+            name: "g".into(),
+            generation: 1,
+            mcst_id: mcst_id(1),
+            pmtu: Pmtu::B1024,
+            stall_timeout_ms: 1000,
+            rate_limit: None,
+            endpoints: Vec::new(),
+            kind: kind.into(),
+        }
     }
 
     /// A rank of a job, at host `h<rank>`. Its lease is 10 minutes.

@@ -148,25 +148,16 @@ impl Detour {
 mod tests {
     use castnet_planner::Lack;
     use castnet_rules::TranslatedRule;
-    use castnet_wire::{McstId, Pmtu};
 
     use super::*;
+    use crate::state::core::tests;
 
     fn rule(slots: u16) -> GroupRule {
         let kind = TranslatedRule {
             message_packets: 1,
             ..TranslatedRule::root(slots)
         };
-        GroupRule {
-            name: "g".into(),
-            generation: 1,
-            mcst_id: McstId([10, 200, 0, 1].into()),
-            pmtu: Pmtu::B1024,
-            stall_timeout_ms: 1000,
-            rate_limit: None,
-            endpoints: Vec::new(),
-            kind: kind.into(),
-        }
+        tests::rule(kind)
     }
 
     fn failure(cause: Cause) -> Failure {

@@ -5,7 +5,7 @@
 
 pub(crate) mod updates;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -62,8 +62,6 @@ enum Step {
 pub(crate) struct Works {
     /// Of the last step.
     number: u64,
-    /// Groups and their steps that wait for a batch, by its number.
-    to_store: BTreeMap<u64, Vec<(String, u64)>>,
     /// Groups that wait for reports, and those of them that were waiting when the last one came.
     to_report: BTreeSet<String>,
     to_replan: BTreeSet<String>,
@@ -125,8 +123,8 @@ impl Core {
                         let Some(number) = self.begin_step(name, step) else {
                             return;
                         };
-                        let waiting = self.works.to_store.entry(batch).or_default();
-                        waiting.push((name.into(), number));
+                        let name = name.to_owned();
+                        self.when_stored(move |core, is_written| core.go_on_after(&name, number, is_written));
                     }
                 }
             }
@@ -135,17 +133,13 @@ impl Core {
         }
     }
 
-    /// A batch has ended.
-    pub(crate) fn go_on_after(&mut self, batch: u64, is_written: bool) {
-        for (name, number) in self.works.to_store.remove(&batch).into_iter().flatten() {
-            if self.at_step(&name, number).is_none() {
-                continue;
-            }
-            match is_written {
-                // Others use the lock in between.
-                true => self.set_timer(&name, Due::Work, Duration::ZERO),
-                false => self.rest(&name),
-            }
+    /// The batch that the group has waited for has ended.
+    fn go_on_after(&mut self, name: &str, number: u64, is_written: bool) {
+        match is_written {
+            _ if self.at_step(name, number).is_none() => {}
+            // Others use the lock in between.
+            true => self.set_timer(name, Due::Work, Duration::ZERO),
+            false => self.rest(name),
         }
     }
 
@@ -258,7 +252,6 @@ impl Core {
         };
         let (group, again) = (name.to_owned(), name.to_owned());
         self.effects.push(Effect::Plan(Planning {
-            after: Some(Checkpoint::Joined),
             record: Box::new(move |core| core.wants_plan(&group, number, |record| record.plan.is_none())),
             then: Box::new(move |core, record, layout| core.planned(&again, number, &record, layout)),
         }));
@@ -469,7 +462,6 @@ impl Core {
         let (group, again, switch) = (name.to_owned(), name.to_owned(), switch.to_owned());
         let is_so = move |record: &Record| is_installing(record, generation);
         self.effects.push(Effect::Plan(Planning {
-            after: None,
             record: Box::new(move |core| core.wants_plan(&group, number, is_so)),
             then: Box::new(move |core, _, layout| {
                 let Some(entry) = core.at_step(&again, number) else {

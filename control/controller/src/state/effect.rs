@@ -16,7 +16,6 @@ type Then = dyn FnOnce(&mut Core, Record, Result<Layout, NoPlan>) + Send;
 
 /// A group to be planned beside the state.
 pub(crate) struct Planning {
-    pub(crate) after: Option<Checkpoint>,
     /// The group, while it is to be planned.
     pub(crate) record: Box<Wanted>,
     /// What follows, with the group as it was planned.

@@ -485,7 +485,7 @@ fn unfiled_mtu(topology: &Topology, link: &Link) -> u32 {
 pub(super) mod tests {
     use super::*;
 
-    fn port(name: &str, n: u8) -> (u8, PortReport) {
+    pub(crate) fn port(name: &str, n: u8) -> (u8, PortReport) {
         (
             n,
             PortReport {
@@ -497,7 +497,7 @@ pub(super) mod tests {
         )
     }
 
-    fn switch_seen(port: u8, name: &str, far: &str) -> NeighbourReport {
+    pub(crate) fn switch_seen(port: u8, name: &str, far: &str) -> NeighbourReport {
         let who = Who::Switch {
             name: name.into(),
             port: far.into(),
@@ -505,7 +505,7 @@ pub(super) mod tests {
         NeighbourReport { port, age_ns: 0, who }
     }
 
-    fn host_seen(port: u8, last: u8, age_ns: u64) -> NeighbourReport {
+    pub(crate) fn host_seen(port: u8, last: u8, age_ns: u64) -> NeighbourReport {
         let who = Who::Host {
             ip: [10, 0, 0, last].into(),
             mac: [2, 0, 0, 0, 0, last],
@@ -513,7 +513,7 @@ pub(super) mod tests {
         NeighbourReport { port, age_ns, who }
     }
 
-    fn host(name: &str, last: u8) -> HostRecord {
+    pub(crate) fn host(name: &str, last: u8) -> HostRecord {
         HostRecord {
             name: name.into(),
             ip: [10, 0, 0, last].into(),

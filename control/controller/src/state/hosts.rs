@@ -148,11 +148,8 @@ impl Core {
 mod tests {
     use std::time::Duration;
 
-    use castnet_rules::HostPart;
-    use castnet_wire::Qpn;
-
     use super::*;
-    use crate::state::core::tests::{core, join};
+    use crate::state::core::tests::{core, end, join};
 
     /// Each job kept the address that its host had when it joined: with one certificate, an address for each job.
     #[test]
@@ -188,10 +185,8 @@ mod tests {
         let at = |core: &mut Core, name: &str, mac: u8| {
             let host = HostEndpoint {
                 name: name.into(),
-                ip: [10, 0, 0, 1].into(),
                 mac: MacAddr([2, 0, 0, 0, 0, mac]),
-                qpn: Qpn::new(17),
-                part: HostPart::Plain,
+                ..end(1)
             };
             core.know(&host)
         };

@@ -322,43 +322,4 @@ mod tests {
             }
         }
     }
-
-    #[test]
-    fn every_phase_can_be_destroyed_and_every_removal_ends() {
-        for phase in PHASES {
-            assert_eq!(
-                phase.step(Event::Destroy),
-                Some(Next::Phase(Phase::Removing(After::Gone)))
-            );
-            if matches!(phase, Phase::Removing(_)) {
-                let next = phase.step(Event::Cleared).unwrap();
-                assert!(!matches!(next, Next::Phase(Phase::Removing(_))));
-            }
-        }
-    }
-
-    /// Reports that a switch cannot be reached take no rules off: the frames of an active group may well flow.
-    #[test]
-    fn an_active_group_outlives_switches_that_cannot_be_reached() {
-        let degraded = Phase::Active.step(Event::SwitchLost).unwrap();
-        assert_eq!(degraded, Next::Phase(Phase::Degraded));
-        assert_eq!(
-            Phase::Degraded.step(Event::SwitchesBack),
-            Some(Next::Phase(Phase::Active))
-        );
-        for phase in [Phase::Active, Phase::Degraded] {
-            assert!(phase.step(Event::Refused).is_none());
-            assert!(phase.step(Event::Withdrawn).is_none());
-        }
-    }
-
-    /// A generation that has broken never runs again: its rules are removed before others are installed.
-    #[test]
-    fn a_broken_group_never_becomes_active_by_itself() {
-        for event in EVENTS {
-            if let Some(Next::Phase(next)) = Phase::Broken.step(event) {
-                assert!(matches!(next, Phase::Removing(_)), "{event:?}");
-            }
-        }
-    }
 }

@@ -123,16 +123,12 @@ mod tests {
     use castnet_topology::{End, Topology};
 
     use super::*;
-    use crate::state::fabric::PortReport;
+    use crate::state::fabric::tests::{port, switch_seen};
 
     fn hears(names: &[(&str, u64)]) -> SwitchReport {
         let neighbours = names.iter().map(|(name, age_secs)| NeighbourReport {
-            port: 0,
             age_ns: age_secs * 1_000_000_000,
-            who: Who::Switch {
-                name: (*name).into(),
-                port: "p".into(),
-            },
+            ..switch_seen(0, name, "p")
         });
         SwitchReport {
             ports: BTreeMap::new(),
@@ -233,15 +229,8 @@ mod tests {
         // A port that the file has not: the other end must hear it, too.
         for (switch, far) in [("a", "s"), ("s", "a")] {
             let (_, report) = facts.switches.entry(switch.into()).or_default();
-            let port = PortReport {
-                name: "p".into(),
-                mac: [2; 6],
-                mtu: 1500,
-                up: true,
-            };
-            report.ports = BTreeMap::from([(5, port)]);
-            report.neighbours = hears(&[(far, 0)]).neighbours;
-            report.neighbours[0].port = 5;
+            report.ports = BTreeMap::from([port("p", 5)]);
+            report.neighbours = vec![switch_seen(5, far, "p")];
         }
         let heard = |facts: &Facts| facts.believes_lldp("a", &facts.switches["a"].1.neighbours[0]);
         assert!(heard(&facts));
@@ -254,17 +243,9 @@ mod tests {
     fn without_a_file_a_host_does_not_keep_a_dead_switch_alive() {
         let mut facts = Facts::new(None, ["a", "s"].map(String::from), []);
         let (mut signs, start) = (Signs::default(), Instant::now());
-        let report = |port: u8, far: &str| {
-            let own = PortReport {
-                name: "p".into(),
-                mac: [2; 6],
-                mtu: 1500,
-                up: true,
-            };
-            let mut report = hears(&[(far, 0)]);
-            report.ports = BTreeMap::from([(0, own)]);
-            report.neighbours[0].port = port;
-            report
+        let report = |at: u8, far: &str| SwitchReport {
+            ports: BTreeMap::from([port("p", 0)]),
+            neighbours: vec![switch_seen(at, far, "p")],
         };
         facts.switches.insert("a".into(), (Reach::Up, report(0, "s")));
         facts.switches.insert("s".into(), (Reach::Up, report(0, "a")));

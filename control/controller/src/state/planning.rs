@@ -20,9 +20,6 @@ use crate::state::{Cause, Core, Detours, Failure, Kind, Multicast, Phase, Plan, 
 /// Largest group that is planned at once, without another thread.
 const MEMBERS_AT_ONCE: usize = 64;
 
-/// Links of a fabric that is indexed in no time.
-const LINKS_AT_ONCE: usize = 256;
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoPlan {
     /// There may be one after further reports of switches.
@@ -259,8 +256,7 @@ impl Draft {
 
     /// Whether the plan takes less time than to hand it to another thread is worth.
     pub(crate) fn is_short(&self) -> bool {
-        let is_indexed = self.topology.is_indexed() || self.topology.links().nth(LINKS_AT_ONCE).is_none();
-        self.request.members.len() <= MEMBERS_AT_ONCE && is_indexed && self.load.is_short()
+        self.request.members.len() <= MEMBERS_AT_ONCE && self.load.is_short(&self.topology)
     }
 
     /// Whether a plan that was made without the lock is as good as one that is made now.

@@ -84,7 +84,7 @@ pub struct Ending {
 }
 
 /// Layout of a group over the switches.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// Switches of the tree, parents first; the first is the source's or the root.
     pub tree: Vec<TreeSwitch>,

@@ -168,18 +168,18 @@ struct Indexes {
     mcst_ids: AddressSet,
     /// McstIDs of this pool are counted by owner; outside of tests there is one.
     pool: Option<Ipv4Net>,
-    of_pool: HashMap<String, u64>,
+    of_pool: BTreeMap<String, u64>,
     by_switch: BTreeMap<String, BTreeSet<String>>,
     own: BTreeMap<String, Usage>,
     tenants: BTreeMap<String, Quotas>,
     /// Number of groups by owner, as quotas count them.
-    owners: HashMap<String, u64>,
+    owners: BTreeMap<String, u64>,
     /// Bytes at each switch, by owner and switch.
     memory: BTreeMap<(String, String), u64>,
     load: load::Index,
     queue_pairs: HashMap<(Ipv4Addr, Qpn), Vec<Holder>>,
     /// Groups by host, with the number of its members or ranks there.
-    by_host: HashMap<String, BTreeMap<Arc<str>, u32>>,
+    by_host: HashMap<String, BTreeMap<Arc<str>, u64>>,
 }
 
 impl Groups {
@@ -333,18 +333,15 @@ impl Groups {
 impl Indexes {
     fn set(&mut self, name: &str, footprint: &Footprint<'_>, add: bool) {
         let shared: Arc<str> = name.into();
-        for (mcst_id, owner) in &footprint.mcst_ids {
+        let owner = || footprint.owner.to_owned();
+        for mcst_id in &footprint.mcst_ids {
             match add {
                 true => drop(self.by_mcst_id.insert(*mcst_id, shared.clone())),
                 false => drop(self.by_mcst_id.remove(mcst_id)),
             }
             self.mcst_ids.set(mcst_id.0, add);
             if self.pool.is_some_and(|pool| pool.contains(&mcst_id.0)) {
-                let owned = self.of_pool.entry((*owner).into()).or_default();
-                *owned = count(*owned, 1, add);
-                if *owned == 0 {
-                    self.of_pool.remove(*owner);
-                }
+                tally(&mut self.of_pool, owner(), 1, add);
             }
         }
         for switch in &footprint.switches {
@@ -357,20 +354,12 @@ impl Indexes {
                 self.by_switch.remove(*switch);
             }
         }
-        for (switch, (owner, share)) in &footprint.own {
+        for (switch, share) in &footprint.own {
             let own = self.own.entry((*switch).into()).or_default();
             own.memory = count(own.memory, share.memory, add);
             own.groups = count(own.groups, share.groups, add);
-            let key = ((*owner).to_owned(), (*switch).to_owned());
-            let bytes = count(
-                self.memory.get(&key).copied().unwrap_or_default(),
-                share.memory,
-                add,
-            );
-            match bytes {
-                0 => drop(self.memory.remove(&key)),
-                bytes => drop(self.memory.insert(key, bytes)),
-            }
+            let key = (owner(), (*switch).to_owned());
+            tally(&mut self.memory, key, share.memory, add);
         }
         if let Some((tenant, uses)) = footprint.tenant {
             let used = self.tenants.entry(tenant.into()).or_default();
@@ -381,12 +370,8 @@ impl Indexes {
                 self.tenants.remove(tenant);
             }
         }
-        if let Some((owner, groups)) = footprint.owner {
-            let owned = self.owners.entry(owner.into()).or_default();
-            *owned = count(*owned, groups, add);
-            if *owned == 0 {
-                self.owners.remove(owner);
-            }
+        if footprint.groups > 0 {
+            tally(&mut self.owners, owner(), footprint.groups, add);
         }
         self.load.set(&footprint.load, add);
         for (queue_pair, host) in &footprint.queue_pairs {
@@ -403,15 +388,20 @@ impl Indexes {
         }
         for host in &footprint.hosts {
             let groups = self.by_host.entry((*host).into()).or_default();
-            let members = groups.entry(shared.clone()).or_default();
-            *members = count((*members).into(), 1, add) as u32;
-            if *members == 0 {
-                groups.remove(name);
-            }
+            tally(groups, shared.clone(), 1, add);
             if groups.is_empty() {
                 self.by_host.remove(*host);
             }
         }
+    }
+}
+
+/// Counts up or down; a key without any is removed.
+fn tally<K: Ord>(counts: &mut BTreeMap<K, u64>, key: K, share: u64, add: bool) {
+    let before = counts.get(&key).copied().unwrap_or_default();
+    match count(before, share, add) {
+        0 => drop(counts.remove(&key)),
+        left => drop(counts.insert(key, left)),
     }
 }
 
@@ -433,14 +423,15 @@ fn usage(record: &Record, switch: &str) -> Option<Usage> {
 /// What a record has in the indexes.
 #[derive(Default)]
 struct Footprint<'r> {
-    /// With the owner.
-    mcst_ids: Vec<(McstId, &'r str)>,
+    /// It never changes.
+    owner: &'r str,
+    /// The number of groups that it counts as.
+    groups: u64,
+    mcst_ids: Vec<McstId>,
     switches: BTreeSet<&'r str>,
-    /// By switch, with the owner.
-    own: BTreeMap<&'r str, (&'r str, Usage)>,
+    /// By switch.
+    own: BTreeMap<&'r str, Usage>,
     tenant: Option<(&'r str, Quotas)>,
-    /// With the number of groups that it counts as.
-    owner: Option<(&'r str, u64)>,
     load: Load,
     queue_pairs: Vec<((Ipv4Addr, Qpn), &'r str)>,
     /// Of all members and ranks.
@@ -459,7 +450,7 @@ impl<'r> Footprint<'r> {
         part(&mut self.switches, &mut other.switches);
         part(&mut self.own, &mut other.own);
         part(&mut self.tenant, &mut other.tenant);
-        part(&mut self.owner, &mut other.owner);
+        part(&mut self.groups, &mut other.groups);
         part(&mut self.load, &mut other.load);
         // A member that joins or leaves changes only its own.
         fn ends<T: PartialEq>(one: &mut Vec<T>, other: &mut Vec<T>) {
@@ -484,10 +475,8 @@ impl<'r> Footprint<'r> {
             rule.endpoints.iter().map(move |e| (edge(e), u32::from(lanes)))
         });
         Self {
-            mcst_ids: record
-                .all_mcst_ids()
-                .map(|mcst_id| (mcst_id, record.owner.as_str()))
-                .collect(),
+            groups: Quotas::of(record).groups,
+            mcst_ids: record.all_mcst_ids().collect(),
             switches: rules()
                 .map(|(s, _)| s)
                 .chain(&record.placed)
@@ -496,10 +485,9 @@ impl<'r> Footprint<'r> {
             own: record
                 .placed
                 .iter()
-                .filter_map(|s| Some((s.as_str(), (record.owner.as_str(), usage(record, s)?))))
+                .filter_map(|s| Some((s.as_str(), usage(record, s)?)))
                 .collect(),
             tenant: (!record.tenant.is_empty()).then(|| (record.tenant.as_str(), Quotas::of(record))),
-            owner: Some((record.owner.as_str(), Quotas::of(record).groups)),
             load: load.collect(),
             ..Self::of_members(record)
         }
@@ -512,6 +500,7 @@ impl<'r> Footprint<'r> {
         // A rank that no host has yet has an empty name.
         let hosts = parties.iter().map(|p| p.host).filter(|host| !host.is_empty());
         Self {
+            owner: &record.owner,
             queue_pairs: ends.map(|e| ((e.ip, e.qpn), e.name.as_str())).collect(),
             hosts: hosts.collect(),
             ..Self::default()

@@ -237,12 +237,12 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use castnet_rules::{GroupRule, HostEndpoint, TranslatedRule};
-    use castnet_wire::Pmtu;
+    use castnet_rules::{HostEndpoint, TranslatedRule};
+    use castnet_wire::Psn;
 
     use super::*;
-    use crate::state::core::tests::{core, join};
-    use crate::state::{Kind, Plan};
+    use crate::state::core::tests::{core, join, mcst_id, new_group, rule};
+    use crate::state::{Kind, Multicast, Plan};
 
     /// A rank takes memory before it has a host.
     #[test]
@@ -306,22 +306,9 @@ mod tests {
             }];
         });
         core.seat_rank(join("a", 0, 2, ""), "h0").map(drop).unwrap();
-        let rule = GroupRule {
-            name: "a".into(),
-            generation: 1,
-            mcst_id: core.group("a").unwrap().record().mcst_id,
-            pmtu: Pmtu::B1024,
-            stall_timeout_ms: 1000,
-            rate_limit: None,
-            endpoints: Vec::new(),
-            kind: TranslatedRule::root(64).into(),
-        };
         let plan = Plan {
-            tree: Vec::new(),
-            rules: [("s".to_owned(), rule)].into(),
-            shortages: String::new(),
-            refinement: None,
-            over_covered: Default::default(),
+            rules: [("s".to_owned(), rule(TranslatedRule::root(64)))].into(),
+            ..Plan::default()
         };
         core.try_change("a", |r| {
             r.placed.insert("s".into());
@@ -397,6 +384,23 @@ mod tests {
         }];
         core.seat_rank(lanes, "h0").map(drop).unwrap();
         assert_eq!(core.groups.used_by("t").groups, 4);
+    }
+
+    #[test]
+    fn a_group_is_of_the_first_tenant_that_has_its_source() {
+        let tenant = |name: &str, members: &str| Tenant {
+            name: name.into(),
+            members: vec![members.into()],
+            ..Tenant::default()
+        };
+        let core = core(|config| config.tenants = vec![tenant("one", "h0"), tenant("all", "h*")]);
+        for (source, tenant) in [("h0", "one"), ("h1", "all"), ("x", "")] {
+            let mut group = new_group("g", &["h0", "h1", "x"]);
+            group.source = source.into();
+            let kind = Kind::Multicast(Multicast::new(group, Psn::new(0), 100));
+            let record = Record::new("g".into(), (mcst_id(1), Vec::new()), kind);
+            assert_eq!(core.config.tenant_of(&record), tenant, "{source}");
+        }
     }
 
     /// A host had the rate of its link with a limit of 1 kb/s: it sent a burst of 1 GiB, left, and joined again.

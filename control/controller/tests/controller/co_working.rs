@@ -7,17 +7,9 @@ use castnet_proto::v1::MemberLoss;
 use castnet_proto::v1::MemberPhase::{Expected, Joined};
 use tonic::Status;
 
-use crate::common::{Call, Calls, Client, Lab, PATIENCE, creation, next, phases, reaches, two_tiers};
+use crate::common::{Call, Calls, Client, Lab, PATIENCE, creation_with, next, phases, reaches, two_tiers};
 
 const HOSTS: [&str; 4] = ["h0", "h1", "h2", "h3"];
-
-async fn create(client: &Client, loss: MemberLoss) {
-    let request = v1::CreateGroupRequest {
-        on_member_loss: loss as i32,
-        ..creation("g", &HOSTS)
-    };
-    client.create(request).await;
-}
 
 /// All join with leases; those in `not` do not co-work.
 async fn join(lab: &Lab, client: &Client, not: &[&str]) -> Vec<Call> {
@@ -60,7 +52,7 @@ async fn with_full_leaf() -> (Lab, Controller, Client) {
 #[tokio::test(start_paused = true)]
 async fn receivers_whose_switch_refuses_are_outside_and_the_others_run() {
     let (lab, controller, client) = with_full_leaf().await;
-    create(&client, MemberLoss::Evict).await;
+    client.create(creation_with(MemberLoss::Evict, "g", &HOSTS)).await;
     let mut calls = join(&lab, &client, &[]).await;
     let state = reaches(&client, "g", Active).await.state.unwrap();
     assert_eq!(via(&state), [("h2", "h1"), ("h3", "h2")]);
@@ -76,8 +68,7 @@ async fn receivers_whose_switch_refuses_are_outside_and_the_others_run() {
         while via(&next(call).await).len() != 2 {}
     }
     // Also after a restart of the controller.
-    controller.stop().await;
-    let (_controller, client) = lab.start().await;
+    let (_controller, client) = lab.restart(controller).await;
     let state = reaches(&client, "g", Active).await.state.unwrap();
     assert_eq!(via(&state), [("h2", "h1"), ("h3", "h2")]);
     let before = state.generation;
@@ -91,7 +82,7 @@ async fn receivers_whose_switch_refuses_are_outside_and_the_others_run() {
 async fn a_receiver_that_is_not_reached_from_host_to_host_is_lost() {
     for loss in [MemberLoss::Evict, MemberLoss::Fail] {
         let (lab, _controller, client) = with_full_leaf().await;
-        create(&client, loss).await;
+        client.create(creation_with(loss, "g", &HOSTS)).await;
         let _calls = join(&lab, &client, &[]).await;
         let state = reaches(&client, "g", Active).await.state.unwrap();
         let [h2, h3] = &state.outside[..] else {
@@ -126,7 +117,7 @@ async fn a_receiver_that_is_not_reached_from_host_to_host_is_lost() {
 async fn a_group_whose_members_do_not_co_work_is_installed_for_all_or_none() {
     for not in ["h0", "h3", "h1"] {
         let (lab, _controller, client) = with_full_leaf().await;
-        create(&client, MemberLoss::Evict).await;
+        client.create(creation_with(MemberLoss::Evict, "g", &HOSTS)).await;
         let _calls = join(&lab, &client, &[not]).await;
         let state = reaches(&client, "g", Failed).await.state.unwrap();
         assert!(state.reason.contains("leaf1"), "{not}: {}", state.reason);
@@ -139,7 +130,7 @@ async fn a_group_whose_members_do_not_co_work_is_installed_for_all_or_none() {
 async fn a_member_lost_before_the_group_runs_neither_fails_nor_evicts() {
     for loss in [MemberLoss::Evict, MemberLoss::Fail] {
         let (lab, _controller, client) = with_full_leaf().await;
-        create(&client, loss).await;
+        client.create(creation_with(loss, "g", &HOSTS)).await;
         let (gate, mut held) = lab.switch("leaf0").hold();
         let _calls = join(&lab, &client, &[]).await;
         // The switch of the source is the last: leaf1 has refused, and the group is placed without it.

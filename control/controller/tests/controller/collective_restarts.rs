@@ -1,17 +1,9 @@
 //! Controllers that are killed while ranks are in: what is stored says who was in, and their leases run from then on.
 
 use crate::common::ranks::{Rank, all, becomes, shown, vanishes};
-use crate::common::{Calls, Client, Lab, start, two_tiers};
-use crate::restarts::stands_still_at;
-use castnet_controller::Checkpoint;
+use crate::common::{Calls, Lab, two_tiers};
 use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase::{Active, Failed};
-
-/// They call with the same connections.
-async fn come_back(ranks: Vec<Rank>, client: &Client) -> Vec<Rank> {
-    let requests: Vec<v1::InitGroupRequest> = ranks.into_iter().map(|r| r.request).collect();
-    Rank::join_all(client, requests).await
-}
 
 /// Traffic goes on without a controller: ranks that come back are at their places, and no switch is told anything.
 #[tokio::test(start_paused = true)]
@@ -19,13 +11,13 @@ async fn ranks_that_come_back_to_a_new_controller_are_at_their_places() {
     let (lab, controller, client) = two_tiers().await;
     let mut ranks = lab.ranks(&client, "job", 4, 17).await;
     let before = all(&mut ranks, Active).await;
-    controller.stop().await;
-
-    let (_controller, client) = lab.start().await;
+    let (_controller, client) = lab.restart(controller).await;
     let group = shown(&client, "job").await.unwrap().state.unwrap();
     assert_eq!(group.phase(), Active);
     assert!(group.members.iter().all(|m| m.phase() == v1::MemberPhase::Away));
-    let mut back = come_back(ranks, &client).await;
+    // They call with the same connections.
+    let requests = ranks.into_iter().map(|rank| rank.request);
+    let mut back = Rank::join_all(&client, requests).await;
     for (before, after) in before.iter().zip(all(&mut back, Active).await) {
         assert_eq!(after.generation, 1);
         assert_eq!(after.start_psn, before.start_psn);
@@ -68,27 +60,6 @@ async fn a_failed_job_ends_also_after_a_restart() {
     lab.config.timeouts.linger = std::time::Duration::from_millis(1);
     let (_controller, client) = lab.start().await;
     vanishes(&client, "job").await;
-}
-
-/// Killed at each point of an installation: the next controller finishes it when the ranks are back, and each switch was
-/// told once.
-#[tokio::test(start_paused = true)]
-async fn killed_at_any_point_of_an_installation_it_finishes() {
-    let installed = ["leaf1", "spine0", "leaf0"].map(|s| Checkpoint::Installed(s.into()));
-    let points = [Checkpoint::Joined, Checkpoint::Planned];
-    for point in points.into_iter().chain(installed) {
-        let lab = Lab::two_tiers().await;
-        let (config, mut reached) = stands_still_at(&lab.config, point.clone());
-        let (controller, client) = start(config).await;
-        let ranks = lab.ranks(&client, "job", 4, 17).await;
-        reached.recv().await.unwrap();
-        controller.stop().await;
-        let (_controller, client) = lab.start().await;
-        let mut back = come_back(ranks, &client).await;
-        let seen = all(&mut back, Active).await;
-        assert_eq!(seen[3].generation, 1, "{point:?}");
-        lab.all_did(&["+job.1"], &format!("{point:?}"));
-    }
 }
 
 /// A switch loses its part while the controller is away: found out when both are back.

@@ -100,8 +100,7 @@ async fn a_group_gets_a_rule_in_the_core_and_then_one_copy_of_its_source() {
     assert_eq!(rule.multicast().unwrap().carries_on, Some(1));
     let refinement = client.get("g").await.state.unwrap().refinement.unwrap();
     assert_eq!(refinement.address, "239.200.0.0");
-    controller.stop().await;
-    let (_controller, client) = lab.start().await;
+    let (_controller, client) = lab.restart(controller).await;
     reaches(&client, "g", Active).await;
     lab.switches.get_mut("core").unwrap().restart().await;
     until("again", || copies(&lab).contains_key("239.200.0.0/32")).await;
@@ -212,8 +211,7 @@ async fn a_group_with_few_copies_says_which_switches_get_them_for_nothing() {
     };
     client.create(request("g", 1, 17)).await;
     reaches(&client, "g", Active).await;
-    controller.stop().await;
-    let (_controller, client) = lab.start().await;
+    let (_controller, client) = lab.restart(controller).await;
     let state = reaches(&client, "g", Active).await.state.unwrap();
     assert_eq!(state.over_covered, ["leaf2", "leaf3", "leaf5"]);
     assert_eq!(state.distribution, "static:1");

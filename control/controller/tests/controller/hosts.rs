@@ -43,8 +43,7 @@ async fn a_host_is_forgotten_for_good_unless_a_group_names_it() {
     }
     forget(&client, "h9").await.unwrap();
     assert_eq!(client.hosts().await, [""; 0]);
-    controller.stop().await;
-    let (_controller, client) = lab.start().await;
+    let (_controller, client) = lab.restart(controller).await;
     assert_eq!(client.hosts().await, [""; 0]);
     // Its address is free.
     let other = "02:00:00:00:00:08";
@@ -61,8 +60,7 @@ async fn a_new_name_takes_the_address_over() {
     refused(other, Code::AlreadyExists, "\"old\"");
     register(&client, "new", IP, MAC).await.unwrap();
     assert_eq!(client.hosts().await, ["new"]);
-    controller.stop().await;
-    let (_controller, client) = lab.start().await;
+    let (_controller, client) = lab.restart(controller).await;
     assert_eq!(client.hosts().await, ["new"]);
 }
 

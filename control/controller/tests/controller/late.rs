@@ -7,8 +7,8 @@ use castnet_proto::v1::{MemberLoss, MemberPhase};
 use tonic::{Code, Status};
 
 use crate::common::{
-    Call, Calls, Client, Events, Lab, creation, group_until, join_all, joined_by, moment, next, phases,
-    reaches, refused, two_tiers,
+    Call, Calls, Client, Events, Lab, creation, creation_with, group_until, join_all, joined_by, moment,
+    next, phases, reaches, refused, two_tiers,
 };
 
 const HOSTS: [&str; 4] = ["h0", "h1", "h2", "h3"];
@@ -38,11 +38,7 @@ async fn join(lab: &Lab, client: &Client, host: &str, qpn: u32) -> Call {
 
 /// A running group of these hosts; the first sends.
 async fn group(lab: &Lab, client: &Client, hosts: &[&str], loss: MemberLoss) -> Vec<Call> {
-    let request = v1::CreateGroupRequest {
-        on_member_loss: loss as i32,
-        ..creation("g", hosts)
-    };
-    client.create(request).await;
+    client.create(creation_with(loss, "g", hosts)).await;
     join_all(client, hosts.iter().map(|host| joining(lab, host, 17))).await
 }
 
@@ -127,8 +123,7 @@ async fn a_receiver_that_was_lost_comes_back_while_the_others_go_on() {
     assert!(endpoints.all(|endpoint| !endpoint.joining));
 
     // It calls again with the same connection, also at another controller.
-    controller.stop().await;
-    let (_controller, client) = lab.start().await;
+    let (_controller, client) = lab.restart(controller).await;
     let mut again = join(&lab, &client, "h2", 18).await;
     let state = next(&mut again).await;
     assert_eq!((state.phase(), state.start_psn), (Active, 777));
@@ -220,8 +215,7 @@ async fn a_new_member_joins_the_running_stream() {
     lab.switch("leaf1").report(joined(&before, 2, 777));
     while next(&mut late).await.phase() != Active {}
     becomes(&client, &[Joined; 3]).await;
-    controller.stop().await;
-    let (_controller, client) = lab.start().await;
+    let (_controller, client) = lab.restart(controller).await;
     becomes(&client, &[Joined; 3]).await;
 }
 
@@ -301,7 +295,6 @@ async fn a_receiver_leaves_a_group_with_a_static_core_and_comes_back() {
     // The others go on as before: leaf2 drops its copies.
     assert_eq!(few, ["leaf1 239.1.0.2", "leaf3 239.1.0.2"]);
     // Another controller knows it.
-    controller.stop().await;
-    let (_controller, client) = lab.start().await;
+    let (_controller, client) = lab.restart(controller).await;
     assert_eq!(client.get("g").await.state.unwrap().distribution, "static");
 }

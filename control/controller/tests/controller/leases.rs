@@ -8,8 +8,8 @@ use tonic::Code;
 
 use crate::common::ranks::{Rank, all};
 use crate::common::{
-    Call, Calls, Client, Events, Lab, creation, group_until, join_all, moment, next, phases, reaches,
-    refused, two_tiers,
+    Call, Calls, Client, Events, Lab, creation, creation_with, group_until, join_all, moment, next, phases,
+    reaches, refused, two_tiers,
 };
 
 /// A lease that does not end here.
@@ -20,11 +20,7 @@ const HOSTS: [&str; 3] = ["h0", "h1", "h2"];
 
 /// A group of three whose members have these leases; their calls.
 async fn group(lab: &Lab, client: &Client, loss: MemberLoss, leases: [Option<u32>; 3]) -> Vec<Call> {
-    let request = v1::CreateGroupRequest {
-        on_member_loss: loss as i32,
-        ..creation("g", &HOSTS)
-    };
-    client.create(request).await;
+    client.create(creation_with(loss, "g", &HOSTS)).await;
     let joins = HOSTS.into_iter().zip(leases);
     let joins = joins.map(|(host, lease_ms)| v1::JoinGroupRequest {
         lease_ms,

@@ -13,8 +13,8 @@ use tonic::{Code, Status};
 
 use crate::collective_places::set_link;
 use crate::common::{
-    Call, Calls, Client, Events, Lab, creation, join_all, last, moment, next, phases, reaches, refused,
-    two_tiers,
+    Call, Calls, Client, Events, Lab, creation, creation_with, join_all, last, moment, next, phases, reaches,
+    refused, two_tiers,
 };
 use crate::stalls::stands_still;
 
@@ -22,11 +22,7 @@ const HOSTS: [&str; 3] = ["h0", "h1", "h2"];
 
 /// A running group; h0 sends.
 async fn group(lab: &Lab, client: &Client, loss: MemberLoss) -> Vec<Call> {
-    let request = v1::CreateGroupRequest {
-        on_member_loss: loss as i32,
-        ..creation("g", &HOSTS)
-    };
-    client.create(request).await;
+    client.create(creation_with(loss, "g", &HOSTS)).await;
     all_join(lab, client, 17).await
 }
 
@@ -47,11 +43,7 @@ async fn a_receiver_that_leaves_is_put_out_at_once_and_the_others_go_on() {
             lease_ms: lease.then_some(600_000),
             ..lab.joining(group, host, 17)
         };
-        let request = v1::CreateGroupRequest {
-            on_member_loss: loss as i32,
-            ..creation("g", &HOSTS)
-        };
-        client.create(request).await;
+        client.create(creation_with(loss, "g", &HOSTS)).await;
         let mut calls = join_all(&client, HOSTS.map(|host| join("g", host))).await;
         let mut events = Events::of(&client).await;
         assert!(client.leave("g", "h2").await);
@@ -233,8 +225,7 @@ async fn torn(topology: Topology, loss: MemberLoss, goes: Option<(&str, u32)>) -
     let request = v1::CreateGroupRequest {
         // A report counts for more than twice as long.
         stall_timeout_ms: 60_000,
-        on_member_loss: loss as i32,
-        ..creation("g", &HOSTS)
+        ..creation_with(loss, "g", &HOSTS)
     };
     client.create(request).await;
     let calls = all_join(&lab, &client, 17).await;

@@ -44,8 +44,7 @@ async fn each_lane_of_a_group_has_an_equal_part_of_its_limit() {
     }
     let free = client.create(lab.given("free", &["h0", "h1"], 40)).await;
     assert_eq!(free.rate_limit, None);
-    controller.stop().await;
-    let (_controller, client) = lab.start().await;
+    let (_controller, client) = lab.restart(controller).await;
     let again = client.get("g").await.state.unwrap();
     assert_eq!(again.rate_limit, of_group);
     assert_eq!(at(&lab, "leaf1"), each);

@@ -51,8 +51,7 @@ async fn a_group_goes_on_over_another_router() {
     let (controller, client) = lab.start().await;
     let mut before = group(&lab, &client).await;
     // Once more after a restart of the controller: what it has stored is enough.
-    controller.stop().await;
-    let (_controller, client) = lab.start().await;
+    let (_controller, client) = lab.restart(controller).await;
     reaches(&client, "g", Active).await;
     for _ in 0..2 {
         let [(_, port, _)] = &edges(&lab.rule("leaf0"))[..] else {

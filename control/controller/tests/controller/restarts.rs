@@ -60,7 +60,7 @@ async fn killed_at_any_point_of_a_removal_it_finishes() {
     }
 }
 
-pub(crate) fn stands_still_at(config: &Config, point: Checkpoint) -> (Config, mpsc::UnboundedReceiver<()>) {
+fn stands_still_at(config: &Config, point: Checkpoint) -> (Config, mpsc::UnboundedReceiver<()>) {
     let (tell, reached) = mpsc::unbounded_channel();
     let checkpoints = Checkpoints::new(move |at| {
         let here = *at == point;
@@ -84,9 +84,7 @@ async fn a_restart_of_the_controller_touches_no_switch() {
     client.create(creation("waiting", &["h1", "h3"])).await;
     let owner = controller.owner().to_string();
     let before = lab.journal.lock().clone();
-    controller.stop().await;
-
-    let (controller, client) = lab.start().await;
+    let (controller, client) = lab.restart(controller).await;
     let mut events = Events::of(&client).await;
     for switch in client.switches().await.into_iter().filter(|s| !s.reachable) {
         events.switch(&switch.name, true).await;

@@ -70,8 +70,7 @@ async fn each_switch_has_a_mcst_id_of_its_own_prefix_and_tells_it_to_its_members
     assert_eq!(created.phase(), Registered, "before they join");
     assert_eq!(told(&created), own);
     // What was promised stays, whatever becomes of the controller.
-    controller.stop().await;
-    let (controller, client) = lab.start().await;
+    let (controller, client) = lab.restart(controller).await;
     let mut streams = Vec::new();
     for host in members {
         streams.push(client.join(lab.joining("g", host, 17)).await);
@@ -190,8 +189,7 @@ async fn each_rank_is_told_the_mcst_id_of_its_switch() {
     for (state, own) in all(&mut ranks, CollectivePhase::Active).await.iter().zip(own) {
         assert_eq!((&*state.mcst_id, &*state.lanes[0].mcst_id), (own, own));
     }
-    controller.stop().await;
-    let (_controller, client) = lab.start().await;
+    let (_controller, client) = lab.restart(controller).await;
     let group = shown(&client, "job").await.unwrap();
     assert_eq!(told(&group.state.unwrap()), own);
     let rule = lab.rule("leaf1");

@@ -1,4 +1,4 @@
-//! Quotas of tenants.
+//! Quotas of tenants. That of groups: `sim/control`, by seeds.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use castnet_proto::v1::CollectivePhase;
 use tonic::Code;
 
 use crate::common::ranks::Rank;
-use crate::common::{Calls, Client, Lab, creation, refused};
+use crate::common::{Calls, Client, Lab, refused};
 use crate::lanes::given;
 use crate::rates::limit;
 
@@ -31,39 +31,6 @@ async fn lab(tenants: Vec<Tenant>) -> Lab {
 async fn uses(client: &Client) -> Vec<(String, u64, u64)> {
     let tenants = client.topology().await.tenants.into_iter();
     tenants.map(|t| (t.name, t.groups, t.slots)).collect()
-}
-
-/// A group counts for the tenant of its source until it is gone, also over a restart. Lanes count each.
-#[tokio::test(start_paused = true)]
-async fn a_tenant_has_as_many_groups_as_its_quota_says() {
-    let lab = lab(vec![
-        tenant("one", &["h0", "h1"], Some(2), None),
-        tenant("two", &["h*"], Some(1), None),
-    ])
-    .await;
-    let (controller, mut client) = lab.start().await;
-    client.create(lab.given("a", &["h0", "h2"], 17)).await;
-    let wide = v1::CreateGroupRequest {
-        lanes: 2,
-        ..creation("b", &["h1", "h2"])
-    };
-    let words = "tenant \"one\" may have 2 groups, has 1, and this group needs 2";
-    refused(client.create_group(wide).await, Code::ResourceExhausted, words);
-    client.create(lab.given("b", &["h1", "h2"], 18)).await;
-    client.create(lab.given("c", &["h2", "h0"], 19)).await;
-    for (name, source) in [("x", "h0"), ("y", "h3")] {
-        let other = if source == "h0" { "h1" } else { "h2" };
-        let more = client.create_group(lab.given(name, &[source, other], 20)).await;
-        refused(more, Code::ResourceExhausted, "");
-    }
-    let full = [("one".into(), 2, 0), ("two".into(), 1, 0)];
-    assert_eq!(uses(&client).await, full);
-    controller.stop().await;
-    let (_controller, client) = lab.start().await;
-    assert_eq!(uses(&client).await, full);
-    client.destroy("a").await;
-    client.create(lab.given("x", &["h0", "h1"], 20)).await;
-    assert_eq!(uses(&client).await, full);
 }
 
 /// A job counts for the tenant of the first rank that calls, with the slots that it requests.
@@ -135,8 +102,7 @@ async fn limits_of_groups_count_for_the_bandwidth_of_their_tenant() {
     // Others are not concerned.
     client.create(lab.given("free", &["h2", "h0"], 67)).await;
     assert_eq!(bandwidth(&client).await, (1000, Some(1_000_000_000)));
-    controller.stop().await;
-    let (_controller, mut client) = lab.start().await;
+    let (_controller, mut client) = lab.restart(controller).await;
     assert_eq!(bandwidth(&client).await.0, 1000);
     assert!(client.create_group(limited("e", 1, 77)).await.is_err());
     client.destroy("a").await;

@@ -11,7 +11,7 @@ use castnet_topology::Topology;
 use tonic::Streaming;
 use tonic::transport::Endpoint;
 
-use crate::common::{Calls, Client, Lab, creation, last, next, two_tiers};
+use crate::common::{Calls, Client, Lab, creation, last, next};
 
 async fn watch(client: &Client) -> Streaming<v1::ControllerEvent> {
     let request = v1::WatchControllerEventsRequest { differences: true };
@@ -150,27 +150,4 @@ async fn a_client_that_is_too_slow_gets_the_states_that_it_lacks() {
         }
     }
     assert!(has_lagged);
-}
-
-/// A client that knows no differences gets none. Of others, later watchers get the whole state first: `Events` needs it.
-#[tokio::test(start_paused = true)]
-async fn an_older_watcher_gets_whole_states() {
-    let (lab, _controller, client) = two_tiers().await;
-    client.create(creation("g", &["h0", "h1", "h2"])).await;
-    let request = v1::WatchControllerEventsRequest::default();
-    let mut old = client.clone().watch_events(request).await.unwrap().into_inner();
-    next(&mut old).await;
-    let mut streams = Vec::new();
-    for (joined, host) in (1..).zip(["h0", "h1"]) {
-        streams.push(client.join(lab.joining("g", host, 17)).await);
-        let is_in = |m: &&v1::MemberState| m.phase() == v1::MemberPhase::Joined;
-        loop {
-            if let Some(Event::Group(state)) = next(&mut old).await.event {
-                assert_eq!((state.members.len(), &state.difference), (3, &None));
-                if state.members.iter().filter(is_in).count() == joined {
-                    break;
-                }
-            }
-        }
-    }
 }

@@ -51,8 +51,7 @@ async fn the_name_is_free_at_once_and_the_mcst_id_when_the_switch_has_returned()
     refused(taken, Code::AlreadyExists, says);
 
     // That survives the controller.
-    controller.stop().await;
-    let (_controller, client) = lab.start().await;
+    let (_controller, client) = lab.restart(controller).await;
     with_mcst_id(&client, "x", &mcst_id).await.unwrap_err();
     let mut switches = client.switches().await.into_iter();
     let lost = switches.find(|s| s.name == LOST).unwrap();

@@ -7,12 +7,8 @@ use castnet_group::CollectiveSettings;
 use proptest::prelude::*;
 
 use super::*;
-use crate::state::core::tests::{core, join, write};
+use crate::state::core::tests::{core, join, mcst_id, write};
 use crate::state::{After, Collective, HostRecord, Kind};
-
-fn mcst_id(last: u8) -> McstId {
-    McstId([10, 200, 0, last].into())
-}
 
 /// A group of two ranks that wait.
 fn record(name: &str, last: u8) -> Record {

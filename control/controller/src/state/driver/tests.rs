@@ -1,11 +1,12 @@
 //! Groups over a model of the store and of switches, which answer in any order, or fail.
 
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 
 use super::*;
-use crate::config::SwitchConfig;
 use crate::state::Reach;
-use crate::state::core::tests::{core, join};
+use crate::state::core::tests::{core_over, join};
 use crate::state::journal::Batch;
 use castnet_topology::Topology;
 use castnet_wire::McstId;
@@ -40,14 +41,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let topology = Topology::from_toml(FABRIC).unwrap();
-        let mut core = core(|config| {
-            let switch = |name: &str| SwitchConfig {
-                name: name.into(),
-                agent: "unix:/nowhere".parse().unwrap(),
-            };
-            config.switches = SWITCHES.map(switch).into();
-            config.topology = Some(topology);
-        });
+        let mut core = core_over(topology);
         for switch in SWITCHES {
             core.facts.set_reach(switch, Reach::Up);
         }
@@ -345,7 +339,7 @@ proptest! {
         prop_assert_eq!(&world.switches, &wanted);
         prop_assert!(world.asked.is_empty() && world.plans.is_empty() && world.made.is_empty());
         let works = &world.core.works;
-        prop_assert!(works.to_store.is_empty() && works.to_report.is_empty() && works.to_replan.is_empty());
+        prop_assert!(world.core.waiting.is_empty() && works.to_report.is_empty() && works.to_replan.is_empty());
     }
 }
 

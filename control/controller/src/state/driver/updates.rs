@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::{Declined, top_down};
-use crate::state::journal::Pending;
 use crate::state::{Asked, Core, Effect, Entry, Owner, Record};
 
 /// Updates that begin at once: others use the lock in between.
@@ -16,8 +15,6 @@ type Update = (String, bool);
 /// The updates of all groups.
 #[derive(Default)]
 pub(crate) struct Updates {
-    /// Those that wait for a batch, by its number.
-    to_store: BTreeMap<u64, Vec<Update>>,
     /// Those that may begin.
     stored: VecDeque<Update>,
     /// Those of which a switch has been asked, by the number of that step.
@@ -35,25 +32,12 @@ impl Core {
     /// The switches of a running group get its changed rules, when they are on disk.
     pub(crate) fn update(&mut self, group: &str, leaves_first: bool) {
         let update = (group.to_owned(), leaves_first);
-        match self.journal.pending() {
-            Pending::Nothing => self.may_begin([update]),
-            Pending::Batch(batch) => self.updates.to_store.entry(batch).or_default().push(update),
-            // Once the controller stops, no step succeeds.
-            Pending::Forever => {}
-        }
-    }
-
-    /// A batch has ended.
-    pub(crate) fn update_after(&mut self, batch: u64, is_written: bool) {
-        let waiting = self.updates.to_store.remove(&batch);
-        if let Some(waiting) = waiting.filter(|_| is_written) {
-            self.may_begin(waiting);
-        }
-    }
-
-    fn may_begin(&mut self, updates: impl IntoIterator<Item = Update>) {
-        self.updates.stored.extend(updates);
-        self.timers.set(Owner::Updates, self.now);
+        self.when_stored(move |core, is_written| {
+            if is_written {
+                core.updates.stored.push_back(update);
+                core.timers.set(Owner::Updates, core.now);
+            }
+        });
     }
 
     pub(crate) fn begin_updates(&mut self) {

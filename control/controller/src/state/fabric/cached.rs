@@ -305,7 +305,27 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::PortReport;
+    use super::super::tests::switch_seen;
     use super::*;
+
+    /// A host at 10.9.0.<ip>.
+    fn known(name: &str, ip: u8, mac: u8) -> HostRecord {
+        HostRecord {
+            name: name.into(),
+            ip: [10, 9, 0, ip].into(),
+            mac: [2, 9, 0, 0, 0, mac],
+        }
+    }
+
+    fn port(number: u8, mtu: u32) -> (u8, PortReport) {
+        let port = PortReport {
+            name: format!("p{number}"),
+            mac: [2, 7, 0, 0, 0, number],
+            mtu,
+            up: true,
+        };
+        (number, port)
+    }
 
     /// What happens to the facts.
     #[derive(Clone, Debug)]
@@ -369,12 +389,7 @@ mod tests {
             Change::Report(at, report) => drop(fabric.report(&switch(at), report)),
             Change::Host(number, at) => {
                 let name = format!("h{number}");
-                let record = at.map(|at| HostRecord {
-                    name: name.clone(),
-                    ip: [10, 9, 0, at].into(),
-                    mac: [2, 9, 0, 0, 0, at],
-                });
-                fabric.set_host(&name, record);
+                fabric.set_host(&name, at.map(|at| known(&name, at, at)));
             }
             Change::Older(at, age) => {
                 let known = fabric.switches.get(&switch(at)).cloned();
@@ -458,12 +473,7 @@ mod tests {
             let (mut facts, five) = (Facts::new(file, (0..3).map(switch), []), "h5".to_owned());
             for (host, at) in changes {
                 let name = format!("h{host}");
-                let record = at.map(|(ip, mac)| HostRecord {
-                    name: name.clone(),
-                    ip: [10, 9, 0, ip].into(),
-                    mac: [2, 9, 0, 0, 0, mac],
-                });
-                facts.set(&name, record);
+                facts.set(&name, at.map(|(ip, mac)| known(&name, ip, mac)));
             }
             let (ip, mac) = (Ipv4Addr::from([10, 9, 0, ip]), [2, 9, 0, 0, 0, ip]);
             let slowly = facts.hosts.values().any(|host| host.ip == ip);
@@ -481,61 +491,29 @@ mod tests {
             let who = Who::Host { ip, mac };
             NeighbourReport { port, age_ns: 0, who }
         };
-        let port = |number| {
-            let mac = [2, 7, 0, 0, 0, number];
-            let name = format!("p{number}");
-            let port = PortReport {
-                name,
-                mac,
-                mtu: 9000,
-                up: true,
-            };
-            (number, port)
-        };
         SwitchReport {
-            ports: [3, 4].map(port).into(),
+            ports: [3, 4].map(|number| port(number, 9000)).into(),
             neighbours: hosts.iter().map(host).collect(),
         }
     }
 
-    /// One host could have it made anew all the time.
     /// The first report of the port came after that of the host, and the host had no link.
     #[test]
     fn a_host_at_a_port_that_appears_is_linked() {
         let mut fabric = Fabric::new(Facts::new(Topology::leaf_spine(2, 1, 2).ok(), [], []));
-        let seen = NeighbourReport {
-            port: 3,
-            age_ns: 0,
-            who: Who::Host {
-                ip: [10, 9, 0, 4].into(),
-                mac: [2, 9, 0, 0, 0, 4],
-            },
-        };
-        let port = PortReport {
-            name: "p3".into(),
-            mac: [2, 7, 0, 0, 0, 3],
-            mtu: 1500,
-            up: true,
-        };
-        let report = |ports: &[PortReport]| SwitchReport {
-            ports: ports.iter().map(|port| (3, port.clone())).collect(),
-            neighbours: vec![seen.clone()],
-        };
-        apply(&mut fabric, Change::Host(4, Some(4)));
-        for (ports, is_linked) in [(&[][..], false), (&[port][..], true), (&[], false)] {
-            fabric.report("leaf1", report(ports));
+        fabric.set_host("h4", Some(known("h4", 4, 4)));
+        for (port, is_linked) in [(None, false), (Some(port(3, 1500)), true), (None, false)] {
+            let ports = port.into_iter().collect();
+            let SwitchReport { neighbours, .. } = arp_seen(&[(3, 4, 4)]);
+            fabric.report("leaf1", SwitchReport { ports, neighbours });
             assert_eq!(fabric.topology().attachment("h4").is_some(), is_linked);
         }
     }
 
+    /// One host could have it made anew all the time.
     #[test]
     fn arp_of_hosts_that_nobody_knows_makes_no_topology() {
-        let record = |n: u8| HostRecord {
-            name: format!("h{n}"),
-            ip: [10, 9, 0, n].into(),
-            mac: [2, 9, 0, 0, 0, n],
-        };
-        let mut fabric = Fabric::new(Facts::new(None, (0..3).map(switch), [record(1)]));
+        let mut fabric = Fabric::new(Facts::new(None, (0..3).map(switch), [known("h1", 1, 1)]));
         let port_of = |fabric: &Fabric, host| fabric.topology().attachment(host).map(|(_, _, port)| port);
         fabric.report("leaf0", arp_seen(&[]));
         let (first, version) = (fabric.topology(), fabric.version);
@@ -546,7 +524,7 @@ mod tests {
         assert_eq!(fabric.version, version);
         // Who was seen before is there as soon as it is known.
         assert_eq!(port_of(&fabric, "h9"), None);
-        fabric.set_host("h9", Some(record(9)));
+        fabric.set_host("h9", Some(known("h9", 9, 9)));
         assert_eq!(port_of(&fabric, "h9"), Some(3));
         assert!(fabric.report("leaf0", arp_seen(&[(3, 9, 9), (4, 1, 1)])));
         assert_eq!(port_of(&fabric, "h1"), Some(4));
@@ -563,19 +541,10 @@ mod tests {
     fn who_is_not_filed_costs_nothing_until_it_moves() {
         let file = Some(Topology::leaf_spine(2, 1, 2).unwrap());
         let mut fabric = Fabric::new(Facts::new(file, (0..3).map(switch), []));
-        let record = |mac| HostRecord {
-            name: "guest".into(),
-            ip: [10, 9, 0, 1].into(),
-            mac: [2, 9, 0, 0, 0, mac],
-        };
-        fabric.set_host("guest", Some(record(1)));
+        let guest = |mac| Some(known("guest", 1, mac));
+        fabric.set_host("guest", guest(1));
         // The file places it.
-        let filed = HostRecord {
-            name: "h0".into(),
-            ip: [10, 9, 0, 7].into(),
-            ..record(7)
-        };
-        fabric.set_host("h0", Some(filed));
+        fabric.set_host("h0", Some(known("h0", 7, 7)));
         fabric.report("leaf1", arp_seen(&[]));
         fabric.report("leaf0", arp_seen(&[(3, 1, 1)]));
         let there = fabric.topology();
@@ -587,10 +556,10 @@ mod tests {
         assert!(!fabric.report("leaf1", arp_seen(&[(3, 8, 8)])));
         assert!(Arc::ptr_eq(&there, &fabric.topology()));
         // Its address changes while what was seen is looked at, and changes back.
-        fabric.set_host("guest", Some(record(9)));
+        fabric.set_host("guest", guest(9));
         let claimed = fabric.topology();
         assert_eq!(claimed.attachment("guest"), None);
-        fabric.set_host("guest", Some(record(1)));
+        fabric.set_host("guest", guest(1));
         assert!(fabric.topology().attachment("guest").is_some());
         fabric.report("leaf0", arp_seen(&[(4, 1, 1)]));
         let moved = fabric.topology();
@@ -609,45 +578,17 @@ mod tests {
             .unwrap();
         file.connect(End::port("leaf", 0), End::host("filed"), 4200)
             .unwrap();
-        let guest = HostRecord {
-            name: "guest".into(),
-            ip: [10, 0, 0, 2].into(),
-            mac: [2, 0, 0, 0, 0, 2],
-        };
-        let (ip, mac) = (guest.ip, guest.mac);
+        let guest = known("guest", 2, 2);
         let mut fabric = Fabric::new(Facts::new(Some(file), ["leaf".into()], [guest]));
-        let who = Who::Host { ip, mac };
-        let neighbours = vec![NeighbourReport {
-            port: 0,
-            age_ns: 0,
-            who,
-        }];
         for (reported, cable, hosts_own) in [
             (None, 65_535, 4200),
             (Some(9000), 9000, 4200),
             (Some(1500), 1500, 4200),
             (None, 65_535, 4200),
         ] {
-            let port = |mtu| {
-                let (name, mac) = ("p0".into(), [6, 0, 0, 1, 0, 0]);
-                (
-                    0,
-                    PortReport {
-                        name,
-                        mac,
-                        mtu,
-                        up: true,
-                    },
-                )
-            };
-            let ports = reported.map(port).into_iter().collect();
-            fabric.report(
-                "leaf",
-                SwitchReport {
-                    ports,
-                    neighbours: neighbours.clone(),
-                },
-            );
+            let ports = reported.map(|mtu| port(0, mtu)).into_iter().collect();
+            let SwitchReport { neighbours, .. } = arp_seen(&[(0, 2, 2)]);
+            fabric.report("leaf", SwitchReport { ports, neighbours });
             let topology = fabric.topology();
             let mtu = |end: &End| topology.link(topology.link_at(end).unwrap()).unwrap().mtu;
             assert_eq!(mtu(&End::port("leaf", 0)), cable, "{reported:?}");
@@ -660,26 +601,17 @@ mod tests {
         let file = Some(Topology::leaf_spine(2, 1, 2).unwrap());
         let mut fabric = Fabric::new(Facts::new(file, (0..3).map(switch), []));
         let first = fabric.topology();
-        let host = HostRecord {
-            name: "h0".into(),
-            ip: [10, 9, 0, 1].into(),
-            mac: [2, 9, 0, 0, 0, 1],
-        };
-        fabric.set_host("h0", Some(host));
+        fabric.set_host("h0", Some(known("h0", 1, 1)));
         assert!(first.same_paths(&fabric.topology()), "an address is no path");
         fabric.set_reach("spine0", Reach::Down("gone".into()));
         let down = fabric.topology();
         assert!(first.same_links(&down) && !first.same_paths(&down));
         // An age decides nothing.
         let seen = |age_ns| {
-            let who = Who::Switch {
-                name: "spine0".into(),
-                port: "p0".into(),
-            };
-            let neighbours = vec![NeighbourReport { port: 2, age_ns, who }];
+            let heard = switch_seen(2, "spine0", "p0");
             SwitchReport {
-                ports: [].into(),
-                neighbours,
+                ports: BTreeMap::new(),
+                neighbours: vec![NeighbourReport { age_ns, ..heard }],
             }
         };
         assert!(fabric.report("leaf0", seen(1)));

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use castnet_planner::shufflecast::Shufflecast;
 
 use super::*;
-use crate::config::SwitchConfig;
-use crate::state::core::tests::core;
-use crate::state::fabric::{NeighbourReport, SwitchReport, Who};
+use crate::state::core::tests::core_over;
+use crate::state::fabric::SwitchReport;
+use crate::state::fabric::tests::switch_seen;
 use crate::state::kinds::multicast::refine::tests::{run, star};
 use crate::store::Stored;
 
@@ -38,14 +38,7 @@ fn shufflecast() -> (Core, Arc<Relays>) {
     for (address, route) in layout.addresses {
         topology.add_multicast_route(address, route).unwrap();
     }
-    let core = core(|config| {
-        let switch = |tor| SwitchConfig {
-            name: format!("tor{tor}"),
-            agent: "unix:/nowhere".parse().unwrap(),
-        };
-        config.switches = fabric.tors().map(switch).collect();
-        config.topology = Some(topology);
-    });
+    let core = core_over(topology);
     let relays = core.multicast_routes.relays.clone().unwrap();
     (core, relays)
 }
@@ -144,14 +137,7 @@ fn a_relay_is_heard_at_the_ports_of_its_splitter() {
     let (_, End::Switch { switch, port }) = &splitter.links[0] else {
         panic!("{splitter:?}")
     };
-    let mut heard = NeighbourReport {
-        port: *port,
-        age_ns: 0,
-        who: Who::Switch {
-            name: splitter.from.clone(),
-            port: "p".into(),
-        },
-    };
+    let mut heard = switch_seen(*port, &splitter.from, "p");
     assert!(core.facts.believes_lldp(switch, &heard));
     heard.port = 63;
     assert!(!core.facts.believes_lldp(switch, &heard));

@@ -9,8 +9,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::state::core::tests::core;
-use crate::state::fabric::{NeighbourReport, SwitchReport, Who};
-use crate::state::{After, Collective, Due, HostRecord, Joining, Kind, Leased, Multicast, Phase, Record};
+use crate::state::fabric::SwitchReport;
+use crate::state::fabric::tests::{host, host_seen};
+use crate::state::{After, Collective, Due, Joining, Kind, Leased, Multicast, Phase, Record};
 
 const MEMBERS: u8 = 5;
 const WATCHERS: usize = 3;
@@ -141,23 +142,11 @@ fn change_member(kind: &mut Kind, at: u8, left: bool) {
 fn apply(core: &mut Core, name: &str, change: Change) {
     match change {
         Change::Host(at, known) => {
-            let host = format!("h{at}");
-            let known = known.then(|| HostRecord {
-                name: host.clone(),
-                ip: [10, 0, 0, at].into(),
-                mac: [2, 0, 0, 0, 0, at],
-            });
-            return core.facts.set_host(&host, known);
+            let name = format!("h{at}");
+            return core.facts.set_host(&name, known.then(|| host(&name, at)));
         }
         Change::Seen(ports) => {
-            let seen = |(at, port): (u8, u8)| NeighbourReport {
-                port,
-                age_ns: 0,
-                who: Who::Host {
-                    ip: [10, 0, 0, at].into(),
-                    mac: [2, 0, 0, 0, 0, at],
-                },
-            };
+            let seen = |(at, port): (u8, u8)| host_seen(port, at, 0);
             let report = SwitchReport {
                 ports: BTreeMap::new(),
                 neighbours: (0..).zip(ports).map(seen).collect(),
@@ -189,14 +178,7 @@ fn apply(core: &mut Core, name: &str, change: Change) {
             }
         }
         Change::Planned(planned) => {
-            let plan = Plan {
-                tree: Vec::new(),
-                rules: BTreeMap::new(),
-                shortages: String::new(),
-                refinement: None,
-                over_covered: Default::default(),
-            };
-            record.plan = planned.then(|| Arc::new(plan));
+            record.plan = planned.then(Arc::default);
         }
         _ => {}
     }

@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 /// Edges of the trees of groups, with the number of groups.
 pub(crate) type Load = BTreeMap<Edge, u32>;
 
-/// Edges that are counted in no time.
-const FEW: usize = 256;
+/// Links of a fabric that is indexed, and whose groups are counted, in no time.
+const LINKS_AT_ONCE: usize = 256;
 
 /// Changes that are kept in any case.
 const CHANGES_MIN: usize = 4096;
@@ -28,7 +28,6 @@ struct Counted {
     topology: Arc<Topology>,
     /// What is still to be counted.
     edges: Mutex<Arc<BTreeMap<Arc<Edge>, u32>>>,
-    are_few: bool,
     load: OnceLock<LinkLoad>,
 }
 
@@ -83,7 +82,6 @@ impl Snapshot {
             counted: Arc::new(Counted {
                 topology,
                 edges,
-                are_few: true,
                 load,
             }),
             changes: Vec::new(),
@@ -94,9 +92,9 @@ impl Snapshot {
         self.counted.load.get().is_some()
     }
 
-    /// Whether [`Snapshot::get`] takes little time.
-    pub(crate) fn is_short(&self) -> bool {
-        self.counted.are_few || self.is_counted()
+    /// Whether it takes little time to get the numbers, and to find their links in this fabric.
+    pub(crate) fn is_short(&self, topology: &Topology) -> bool {
+        self.is_counted() && topology.is_indexed() || topology.links().nth(LINKS_AT_ONCE).is_none()
     }
 
     /// The numbers. Not to be called under the core's lock, unless they are counted.
@@ -115,7 +113,6 @@ impl Index {
             counted: Arc::new(Counted {
                 topology: topology.clone(),
                 edges: Mutex::new(self.edges.clone()),
-                are_few: self.edges.len() <= FEW,
                 load: OnceLock::new(),
             }),
             changes: Vec::new(),
@@ -127,7 +124,6 @@ impl Index {
             links.counted = Arc::new(Counted {
                 topology: links.counted.topology.clone(),
                 edges: Mutex::default(),
-                are_few: true,
                 load: links.counted.after(&take(&mut links.changes)).into(),
             });
         }

@@ -2,12 +2,13 @@ use castnet_group::CollectiveSettings;
 use castnet_planner::LinkLoad;
 use castnet_proto::convert::new_group_from_proto;
 use castnet_proto::v1;
-use castnet_rules::{Endpoint, GroupRule, HostPart, MulticastRule, NextHop, TranslatedRule};
+use castnet_rules::{Endpoint, GroupKind, GroupRule, MulticastRule, NextHop, TranslatedRule};
 use castnet_topology::End;
-use castnet_wire::{MacAddr, Pmtu, PortId, Psn};
+use castnet_wire::{MacAddr, PortId, Psn};
 use proptest::prelude::*;
 
 use super::*;
+use crate::state::core::tests;
 use crate::state::{Collective, Kind, Multicast, Phase, Plan};
 
 /// A group by a few numbers, so that groups share switches, ports and queue pairs.
@@ -51,7 +52,7 @@ fn lane(name: u8, lane: u8) -> McstId {
 
 fn rule(shape: &Shape, port: u8) -> GroupRule {
     let port = PortId::new(port).unwrap();
-    let (endpoints, kind) = if shape.is_collective {
+    let (endpoints, kind): (_, GroupKind) = if shape.is_collective {
         let kind = TranslatedRule {
             message_packets: 1,
             ..TranslatedRule::root(16)
@@ -66,13 +67,9 @@ fn rule(shape: &Shape, port: u8) -> GroupRule {
     };
     GroupRule {
         name: format!("g{}", shape.name),
-        generation: 1,
         mcst_id: lane(shape.name, 0),
-        pmtu: Pmtu::B1024,
-        stall_timeout_ms: 1,
-        rate_limit: None,
         endpoints,
-        kind,
+        ..tests::rule(kind)
     }
 }
 
@@ -110,11 +107,8 @@ fn record(shape: &Shape) -> Record {
     Record {
         phase: shape.phase,
         plan: Some(Arc::new(Plan {
-            tree: Vec::new(),
             rules: rules.collect(),
-            shortages: String::new(),
-            refinement: None,
-            over_covered: Default::default(),
+            ..Plan::default()
         })),
         placed: shape.placed.iter().map(switch).collect(),
         ..Record::new(request.name, (lane(shape.name, 0), more), kind)
@@ -237,11 +231,8 @@ fn check(groups: &Groups, all: &BTreeMap<String, Record>, fabrics: &[Arc<Topolog
         }
         for (last, qpn) in [(1u8, 2), (1, 3), (2, 3), (2, 4)] {
             let end = HostEndpoint {
-                name: format!("h{last}"),
-                ip: [10, 0, 0, last].into(),
-                mac: MacAddr([2, 0, 0, 0, 0, last]),
                 qpn: Qpn::new(qpn),
-                part: HostPart::Plain,
+                ..tests::end(last)
             };
             let holds = |r: &&Record| {
                 let parties = r.kind.behaviour().parties();

@@ -136,25 +136,22 @@ impl Candidate {
     pub async fn campaign(&self) -> Result<Campaign, StoreError> {
         let key = format!("{}/leader", self.prefix).into_bytes();
         let outcome = lead::campaign(&self.client, key, &self.address, self.lead_ttl).await;
-        Ok(
-            match outcome.map_err(|status| failed(&self.name, None, &status))? {
-                Err(leader) => Campaign::Lost(leader),
-                Ok(lead) => {
-                    let (fence, revision) = (lead.created, lead.created);
-                    let state = State {
-                        fence,
-                        revision,
-                        ..State::default()
-                    };
-                    Campaign::Won(EtcdStore {
-                        name: self.name.clone(),
-                        prefix: self.prefix.clone(),
-                        lead,
-                        state: Mutex::new(state),
-                    })
-                }
-            },
-        )
+        Ok(match outcome.map_err(|status| failed(&self.name, &status))? {
+            Err(leader) => Campaign::Lost(leader),
+            Ok(lead) => {
+                let state = State {
+                    fence: lead.created,
+                    revision: lead.created,
+                    ..State::default()
+                };
+                Campaign::Won(EtcdStore {
+                    name: self.name.clone(),
+                    prefix: self.prefix.clone(),
+                    lead,
+                    state: Mutex::new(state),
+                })
+            }
+        })
     }
 }
 
@@ -185,7 +182,7 @@ impl EtcdStore {
     }
 
     fn failed(&self, status: &Status) -> StoreError {
-        failed(&self.name, None, status)
+        failed(&self.name, status)
     }
 
     fn not_leading(&self) -> StoreError {
@@ -545,7 +542,7 @@ impl Store for EtcdStore {
     }
 }
 
-fn failed(store: &str, entry: Option<Key>, status: &Status) -> StoreError {
+fn failed(store: &str, status: &Status) -> StoreError {
     let error = match status.code() {
         Code::Unavailable | Code::DeadlineExceeded => {
             format!(
@@ -557,7 +554,7 @@ fn failed(store: &str, entry: Option<Key>, status: &Status) -> StoreError {
     };
     StoreError::Failed {
         store: store.into(),
-        entry,
+        entry: None,
         error: error.into(),
     }
 }

@@ -565,6 +565,12 @@ impl Lab {
         start(self.config.clone()).await
     }
 
+    /// As a new process, after this one has ended.
+    pub(crate) async fn restart(&self, controller: Controller) -> (Controller, Client) {
+        controller.stop().await;
+        self.start().await
+    }
+
     pub(crate) fn switch(&self, name: &str) -> &Switch {
         &self.switches[name]
     }
@@ -731,6 +737,14 @@ pub(crate) fn creation(name: &str, members: &[&str]) -> v1::CreateGroupRequest {
             .collect(),
         start_psn: Some(100),
         ..Default::default()
+    }
+}
+
+/// The same, with what becomes of it when a member is lost.
+pub(crate) fn creation_with(loss: v1::MemberLoss, name: &str, members: &[&str]) -> v1::CreateGroupRequest {
+    v1::CreateGroupRequest {
+        on_member_loss: loss.into(),
+        ..creation(name, members)
     }
 }
 

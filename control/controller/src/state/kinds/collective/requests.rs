@@ -481,7 +481,6 @@ fn same_seat<'r>(group: &'r Collective, join: &RankJoin) -> Option<&'r Seat> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::state::core::tests::{core, join};
 
     /// An operator who meant the host "1" put out rank 1.

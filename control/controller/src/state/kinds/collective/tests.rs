@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use castnet_group::CollectiveSettings;
 use castnet_proto::convert::DEFAULT_LEASE_MS;
-use castnet_rules::{HostEndpoint, HostPart};
-use castnet_wire::{MacAddr, Psn, Qpn};
+use castnet_rules::HostEndpoint;
+use castnet_wire::{Psn, Qpn};
 
 use super::record::{Collective, Seat};
 use crate::error::Refusal;
-use crate::state::core::tests::{core, join, warnings, write};
+use crate::state::core::tests::{core, end, join, warnings, write};
 use crate::state::fabric::SwitchReport;
 use crate::state::lifecycle::PHASES;
 use crate::state::{After, Core, Draws, Due, Effect, Ends, Event, GroupKind, Joining, Kind, Phase};
@@ -25,11 +25,8 @@ fn joined(generation: u64) -> Joining<Seat> {
 
 fn seat(generation: u64, lease_ms: u64) -> Seat {
     let endpoint = |qpn| HostEndpoint {
-        name: "h".into(),
-        ip: [10, 0, 0, 1].into(),
-        mac: MacAddr([2, 0, 0, 0, 0, 1]),
         qpn: Qpn::new(qpn),
-        part: HostPart::Plain,
+        ..end(1)
     };
     Seat {
         ends: Ends {

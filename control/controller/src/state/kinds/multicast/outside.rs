@@ -262,42 +262,18 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use castnet_proto::convert::{NewGroup, NewMember};
-    use castnet_rules::{HostEndpoint, HostPart};
-    use castnet_wire::{MacAddr, Psn, Qpn};
+    use castnet_rules::HostEndpoint;
+    use castnet_wire::Psn;
     use proptest::prelude::*;
 
     use super::*;
     use crate::state::Joining;
-
-    fn end(number: u8) -> HostEndpoint {
-        HostEndpoint {
-            name: format!("h{number}"),
-            ip: [10, 0, 0, number].into(),
-            mac: MacAddr([2, 0, 0, 0, 0, number]),
-            qpn: Qpn::new(17),
-            part: HostPart::Plain,
-        }
-    }
+    use crate::state::core::tests::end;
+    use crate::state::kinds::multicast::tests::request;
 
     /// h0 sends to the others, all of whom have joined.
     fn group(receivers: u8) -> Multicast {
-        let member = |number| NewMember {
-            host: format!("h{number}"),
-            ends: vec![end(number)],
-        };
-        let group = NewGroup {
-            name: "g".into(),
-            source: "h0".into(),
-            members: (0..=receivers).map(member).collect(),
-            start_psn: None,
-            mcst_id: None,
-            lanes: 1,
-            rate_limit: None,
-            description: Default::default(),
-            settings: Default::default(),
-        };
-        let mut group = Multicast::new(group, Psn::new(0), 100);
+        let mut group = Multicast::new(request((0..=receivers).map(end)), Psn::new(0), 100);
         for member in std::sync::Arc::make_mut(&mut group.members) {
             if let Joining::Joined(seat) = &mut std::sync::Arc::make_mut(member).state {
                 (seat.co_works, seat.passes_on) = (true, true);

@@ -43,22 +43,15 @@ fn remove(rules: &mut BTreeMap<String, GroupRule>, goes: impl Fn(&NextHop) -> bo
 
 #[cfg(test)]
 mod tests {
-    use castnet_rules::{Endpoint, HostEndpoint, HostPart, MulticastRule};
-    use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
+    use castnet_rules::{Endpoint, MulticastRule};
+    use castnet_wire::{MacAddr, PortId};
 
     use super::*;
+    use crate::state::core::tests::{self, end};
     use crate::state::record::TreeSwitch;
 
     fn host(port: u8) -> Endpoint {
-        let name = format!("h{port}");
-        let end = HostEndpoint {
-            name,
-            ip: [10, 0, 0, port].into(),
-            mac: MacAddr([2, 0, 0, 0, 0, port]),
-            qpn: Qpn::new(17),
-            part: HostPart::Plain,
-        };
-        Endpoint::new(PortId::new(port).unwrap(), NextHop::Host(end))
+        Endpoint::new(PortId::new(port).unwrap(), NextHop::Host(end(port)))
     }
 
     fn switch(port: u8, name: &str) -> Endpoint {
@@ -70,23 +63,12 @@ mod tests {
 
     fn rule(endpoints: Vec<Endpoint>, source: u16) -> GroupRule {
         let kind = MulticastRule {
-            start_psn: Some(Psn::new(7)),
-            va_base: 0,
-            carries_on: None,
-            any_source: None,
-            repair: None,
-            hold_fatal_naks: false,
             source,
+            ..MulticastRule::default()
         };
         GroupRule {
-            name: "g".into(),
-            generation: 1,
-            mcst_id: McstId([10, 200, 0, 1].into()),
-            pmtu: Pmtu::B1024,
-            stall_timeout_ms: 0,
-            rate_limit: None,
             endpoints,
-            kind: kind.into(),
+            ..tests::rule(kind)
         }
     }
 
@@ -106,9 +88,7 @@ mod tests {
         Plan {
             tree: tree.into(),
             rules: rules.map(|(name, rule)| (name.to_owned(), rule)).into(),
-            shortages: String::new(),
-            refinement: None,
-            over_covered: Default::default(),
+            ..Plan::default()
         }
     }
 

@@ -19,7 +19,6 @@ const NO_OTHER_TREE: &str = "no other tree: ";
 pub(crate) fn planning(name: String, lost: String) -> Planning {
     let again = lost.clone();
     Planning {
-        after: None,
         record: Box::new(move |core| begin(core, &name, &lost)),
         then: Box::new(move |core, wanted, layout| end(core, &wanted, layout, &again)),
     }
@@ -147,8 +146,8 @@ mod tests {
     use castnet_topology::Topology;
 
     use super::*;
-    use crate::config::SwitchConfig;
-    use crate::state::core::tests::core;
+    use crate::state::core::tests::core_over;
+    use crate::state::fabric::tests::port;
     use crate::state::fabric::{PortReport, Reach, SwitchReport};
     use crate::state::kinds::multicast::late::Late;
     use crate::state::kinds::multicast::refine::tests::{run, set_late};
@@ -171,14 +170,7 @@ mod tests {
             file += &format!("[[links]]\na = \"leaf{leaf}:{port}\"\nb = \"spine{spine}:{leaf}\"\n");
         }
         let topology = Topology::from_toml(&file).unwrap();
-        let mut core = core(|config| {
-            let switch = |name: String| SwitchConfig {
-                name,
-                agent: "unix:/nowhere".parse().unwrap(),
-            };
-            config.switches = topology.switches().map(|s| switch(s.name.clone())).collect();
-            config.topology = Some(topology);
-        });
+        let mut core = core_over(topology);
         for name in ["leaf0", "leaf1", "spine0", "spine1"] {
             core.facts.set_reach(name, Reach::Up);
         }
@@ -192,15 +184,9 @@ mod tests {
             .endpoints
             .iter()
             .filter(|e| e.next_hop.host().is_none());
-        let number = up.next().unwrap().port.index() as u8;
-        let port = PortReport {
-            name: "up".into(),
-            mac: [2; 6],
-            mtu: 1500,
-            up: false,
-        };
+        let (number, port) = port("up", up.next().unwrap().port.index() as u8);
         let report = SwitchReport {
-            ports: [(number, port)].into(),
+            ports: [(number, PortReport { up: false, ..port })].into(),
             neighbours: Vec::new(),
         };
         core.facts.report("leaf0", report);

@@ -4,25 +4,15 @@ use std::sync::Arc;
 
 use castnet_group::{MulticastSettings, StallPolicy};
 use castnet_proto::convert::{NewGroup, NewMember};
-use castnet_rules::{HostEndpoint, HostPart};
-use castnet_wire::{AnySource, MacAddr, McstId, Psn, Qpn};
+use castnet_rules::HostEndpoint;
+use castnet_wire::{AnySource, Psn};
 
 use super::late::Late;
 use super::outside::Outside;
 use super::record::{Diverted, JoinedBy, MemberState, Multicast, Seat};
-use crate::state::core::tests::{core, warnings, write};
+use crate::state::core::tests::{core, end, mcst_id, warnings, write};
 use crate::state::lifecycle::PHASES;
 use crate::state::{After, Core, Draws, Due, Event, GroupKind, Joining, Kind, Leased, Phase, Record};
-
-fn end(number: u8) -> HostEndpoint {
-    HostEndpoint {
-        name: format!("h{number}"),
-        ip: [10, 0, 0, number].into(),
-        mac: MacAddr([2, 0, 0, 0, 0, number]),
-        qpn: Qpn::new(17),
-        part: HostPart::Plain,
-    }
-}
 
 /// The first of these sends, and all have joined.
 pub(crate) fn request(ends: impl Iterator<Item = HostEndpoint>) -> NewGroup {
@@ -151,8 +141,7 @@ fn with_lease(call: u64, phase: Phase) -> Core {
             ..seat.clone()
         })
     });
-    let mcst_id = McstId([10, 200, 0, 1].into());
-    let mut record = Record::new("g".into(), (mcst_id, Vec::new()), Kind::Multicast(kind));
+    let mut record = Record::new("g".into(), (mcst_id(1), Vec::new()), Kind::Multicast(kind));
     record.phase = phase;
     core.add(record).unwrap();
     core
@@ -224,8 +213,7 @@ fn a_receiver_that_comes_again_is_not_put_out_for_its_earlier_call() {
     };
     for (call, is_put_out) in [(5, true), (6, false)] {
         let mut core = core(|_| {});
-        let mcst_id = McstId([10, 200, 0, 1].into());
-        let mut record = Record::new("g".into(), (mcst_id, Vec::new()), Kind::Multicast(group()));
+        let mut record = Record::new("g".into(), (mcst_id(1), Vec::new()), Kind::Multicast(group()));
         record.phase = Phase::Active;
         core.add(record).unwrap();
         waits(&mut core, 5);

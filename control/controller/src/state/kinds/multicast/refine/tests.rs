@@ -5,13 +5,12 @@ use std::fmt::Write as _;
 use castnet_group::MulticastSettings;
 use castnet_planner::static_core;
 use castnet_proto::convert::NewGroup;
-use castnet_rules::{HostEndpoint, HostPart};
+use castnet_rules::HostEndpoint;
 use castnet_topology::Topology;
-use castnet_wire::{MacAddr, McstId, Psn, Qpn};
+use castnet_wire::Psn;
 
 use super::*;
-use crate::config::SwitchConfig;
-use crate::state::core::tests::{core, write};
+use crate::state::core::tests::{core_over, end, mcst_id, write};
 use crate::state::kinds::multicast::late::Late;
 use crate::state::kinds::multicast::tests::request;
 use crate::state::{Joining, Kind, Multicast};
@@ -34,15 +33,7 @@ pub(crate) fn star() -> Core {
     for (address, route) in layout.addresses {
         topology.add_multicast_route(address, route).unwrap();
     }
-    let mut core = core(|config| {
-        let names = topology.switches().map(|s| s.name.clone());
-        let switch = |name| SwitchConfig {
-            name,
-            agent: "unix:/nowhere".parse().unwrap(),
-        };
-        config.switches = names.map(switch).collect();
-        config.topology = Some(topology);
-    });
+    let mut core = core_over(topology);
     core.facts.set_reach("core", Reach::Up);
     core
 }
@@ -51,8 +42,7 @@ pub(crate) fn star() -> Core {
 pub(crate) fn run(core: &mut Core, name: &str, number: u8, distribution: &str, hosts: &[u8]) {
     let request = request_of(name, distribution, hosts);
     let kind = Kind::Multicast(Multicast::new(request, Psn::new(0), 100));
-    let mcst_id = McstId([10, 200, 0, number].into());
-    let mut record = Record::new(name.into(), (mcst_id, Vec::new()), kind);
+    let mut record = Record::new(name.into(), (mcst_id(number), Vec::new()), kind);
     (record.phase, record.generation) = (Phase::Active, 1);
     let layout = core.plan_now(&record).unwrap();
     record.own_mcst_ids = layout.new_mcst_ids;
@@ -65,10 +55,7 @@ pub(crate) fn run(core: &mut Core, name: &str, number: u8, distribution: &str, h
 fn request_of(name: &str, distribution: &str, hosts: &[u8]) -> NewGroup {
     let end = |number: &u8| HostEndpoint {
         name: format!("h{number}"),
-        ip: [10, 0, 0, number + 1].into(),
-        mac: MacAddr([2, 0, 0, 0, 0, number + 1]),
-        qpn: Qpn::new(17),
-        part: HostPart::Plain,
+        ..end(number + 1)
     };
     NewGroup {
         name: name.into(),
