@@ -78,6 +78,7 @@ impl Core {
             entry.confirmed.clear();
             entry.problems.retain(|switch, _| record.placed.contains(switch));
             entry.rules_ended();
+            self.works.updates.remove(&name);
         }
         self.groups.put(record);
         self.notify(&name);
@@ -222,7 +223,6 @@ impl Core {
             self.effects
                 .extend(events.map(|event| Effect::Publish(Box::new(event))));
             self.go_on_after(batch.number, true);
-            self.update_after(batch.number, true);
             return vec![batch.number];
         }
         let mut rest = self.take_back(&mut batch);
@@ -240,7 +240,6 @@ impl Core {
         let ended = vec![batch.number, rest.number];
         for batch in &ended {
             self.go_on_after(*batch, false);
-            self.update_after(*batch, false);
         }
         ended
     }

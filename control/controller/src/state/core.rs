@@ -14,7 +14,6 @@ use crate::error::Refusal;
 use crate::state::broken_links::Changed;
 use crate::state::change::Postponed;
 use crate::state::driver::Works;
-use crate::state::driver::updates::Updates;
 use crate::state::fabric::{Fabric, Facts};
 use crate::state::journal::Journal;
 use crate::state::lost_switches::Signs;
@@ -75,7 +74,6 @@ pub(crate) struct Core {
     pub(crate) multicast_routes: MulticastRoutes,
     pub(crate) timers: Timers<Owner>,
     pub(crate) works: Works,
-    pub(crate) updates: Updates,
     pub(crate) draws: Draws,
 }
 
@@ -133,7 +131,6 @@ impl Core {
             multicast_routes,
             timers: Timers::default(),
             works: Works::default(),
-            updates: Updates::default(),
             draws: Draws::new(seed),
             config,
         }

@@ -1,9 +1,8 @@
-//! Takes a group from one resting phase to the next: plans it and programs its switches, or removes it from them.
+//! Takes a group from one resting phase to the next: plans it and programs its switches, or removes it from them. While it runs, its switches
+//! get its changed rules.
 //!
 //! One step at a time, each of which waits for something outside. Nothing of it is stored: the next start reads the desired state from the
 //! store, and the reported state from the switches. A group that has changed when its step ends is looked at anew.
-
-pub(crate) mod updates;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -55,6 +54,12 @@ enum Step {
         left: VecDeque<String>,
         cleared: BTreeSet<String>,
     },
+    /// A switch has the changed rules of this generation, or none if it is not in the tree any more.
+    Updated {
+        switch: String,
+        generation: u64,
+        left: VecDeque<String>,
+    },
 }
 
 /// The work on all groups.
@@ -67,14 +72,15 @@ pub(crate) struct Works {
     /// Groups that wait for reports, and those of them that were waiting when the last one came.
     to_report: BTreeSet<String>,
     to_replan: BTreeSet<String>,
+    /// Running groups whose changed rules are to go to their switches, and whether the leaves come first.
+    pub(crate) updates: BTreeMap<String, bool>,
     /// Number of times at which there was something new of switches or hosts.
     reports: u64,
 }
 
 impl Works {
-    fn next_number(&mut self) -> u64 {
-        self.number += 1;
-        self.number
+    fn is_needed(&self, record: &Record) -> bool {
+        record.phase.needs_driver() || self.updates.contains_key(&record.name)
     }
 }
 
@@ -95,12 +101,14 @@ impl Core {
         };
         let record = entry.record();
         let is_due = match &entry.work {
-            None => record.phase.needs_driver(),
+            None => self.works.is_needed(record),
             Some(work) => match work.step {
                 // Other changes keep nobody waiting: a switch gets nothing that is not on disk.
                 Step::Stored { call, .. } => call != called_for(record),
                 // Whoever ends the group does not wait for reports.
                 Step::Reported(_) => record.phase != Phase::Installing,
+                // Nor for a switch that is to have what it loses again.
+                Step::Updated { .. } => record.phase.needs_driver(),
                 _ => false,
             },
         };
@@ -198,6 +206,18 @@ impl Core {
             return;
         };
         let record = entry.record();
+        let update = self.works.updates.remove(name);
+        if let Some(leaves_first) = update.filter(|_| record.phase.has_run()) {
+            let mut switches = top_down(record);
+            if leaves_first {
+                // What is to be removed comes last in either order.
+                let tree = record.plan.as_ref().map_or(0, |plan| plan.tree.len());
+                switches[..tree].reverse();
+            }
+            switches.retain(|switch| !entry.confirmed.contains(*switch));
+            let (generation, left) = (record.generation, switches.into_iter().cloned().collect());
+            return self.update_next(name, generation, left);
+        }
         if !record.phase.needs_driver() || self.store_error.is_some() {
             return self.rest(name);
         }
@@ -216,7 +236,7 @@ impl Core {
     fn rest(&mut self, name: &str) {
         if let Some(entry) = self.groups.get_mut(name) {
             entry.work = None;
-            if entry.record().phase.needs_driver() {
+            if self.works.is_needed(entry.record()) {
                 self.postpone(name.into());
             }
         }
@@ -228,7 +248,8 @@ impl Core {
         let deadline = self.now + self.config.timeouts.host;
         let entry = self.groups.get_mut(name)?;
         let until = entry.work.as_ref().and_then(|work| work.until).or(Some(deadline));
-        let number = self.works.next_number();
+        self.works.number += 1;
+        let number = self.works.number;
         entry.work = Some(Work {
             number,
             until: until.filter(|_| waits),
@@ -368,7 +389,12 @@ impl Core {
             plan,
             calls_left: calls_left.saturating_sub(1),
         };
-        self.sync(name, switch.clone(), step, (after, Checkpoint::Installed(switch)));
+        self.sync(
+            name,
+            switch.clone(),
+            step,
+            (after, Some(Checkpoint::Installed(switch))),
+        );
     }
 
     fn sync(
@@ -376,7 +402,7 @@ impl Core {
         name: &str,
         switch: String,
         step: Step,
-        (after, then): (Option<Checkpoint>, Checkpoint),
+        (after, then): (Option<Checkpoint>, Option<Checkpoint>),
     ) {
         if let Some(number) = self.begin_step(name, step) {
             let group = name.into();
@@ -385,7 +411,7 @@ impl Core {
                 switch,
                 number,
                 after,
-                then: Some(then),
+                then,
             }));
         }
     }
@@ -393,7 +419,7 @@ impl Core {
     /// A switch has the rules that a group wants there now, or declines them.
     pub(crate) fn handle_synced(&mut self, name: &str, number: u64, done: Result<(), Declined>) {
         if self.at_step(name, number).is_none() {
-            return self.handle_updated(number, done);
+            return;
         }
         let Some(entry) = self.groups.get_mut(name) else {
             return;
@@ -435,8 +461,49 @@ impl Core {
                 }
                 self.remove_next(name, (generation, left, cleared), None);
             }
+            Step::Updated {
+                switch,
+                generation,
+                left,
+            } => {
+                let runs = |r: &Record| r.generation == generation && r.phase.has_run();
+                match done {
+                    _ if !runs(entry.record()) => return self.go_on_when_stored(name),
+                    Ok(()) => self.has_its_part(&switch, name),
+                    Err(Declined { failure, .. }) => {
+                        let reason = failure.reason;
+                        self.unsettled(&switch, name, &reason);
+                        self.give_up_all_joining(name, &format!("switch {switch} {reason}"));
+                    }
+                }
+                self.recover(name);
+                // Those that are given up change the rules again.
+                let goes_on = |e: &Entry| e.work.is_none() && runs(e.record());
+                if self.groups.get(name).is_some_and(goes_on) {
+                    self.update_next(name, generation, left);
+                }
+            }
             step => entry.work = Some(Work { step, ..work }),
         }
+    }
+
+    /// The switches of a running group get its changed rules when they are on disk, one after the other: the top one first, or the leaves, so
+    /// that all below a switch are ready for what it sends them. One that cannot be reached gets them when it is reconciled; nobody joins then.
+    pub(crate) fn update(&mut self, name: &str, leaves_first: bool) {
+        self.works.updates.insert(name.into(), leaves_first);
+        self.go_on_when_stored(name);
+    }
+
+    fn update_next(&mut self, name: &str, generation: u64, mut left: VecDeque<String>) {
+        let Some(switch) = left.pop_front() else {
+            return self.rest(name);
+        };
+        let step = Step::Updated {
+            switch: switch.clone(),
+            generation,
+            left,
+        };
+        self.sync(name, switch, step, (None, None));
     }
 
     /// A switch refused its part: places the group again, or refuses it if there is no other place.
@@ -542,7 +609,12 @@ impl Core {
             left,
             cleared,
         };
-        self.sync(name, switch.clone(), step, (after, Checkpoint::Removed(switch)));
+        self.sync(
+            name,
+            switch.clone(),
+            step,
+            (after, Some(Checkpoint::Removed(switch))),
+        );
     }
 
     /// All its switches were asked.

@@ -42,8 +42,6 @@ pub(crate) enum Owner {
     Routes,
     /// Groups that wait for reports, of which there are new ones.
     Reports,
-    /// Changed rules that may go to their switches.
-    Updates,
 }
 
 /// Times, one at most for each key.
@@ -115,7 +113,6 @@ impl Core {
                 Some(Owner::Routes) => multicast_routes::sweep(self),
                 // That is much by itself.
                 Some(Owner::Reports) => return self.plan_those_that_wait(),
-                Some(Owner::Updates) => return self.begin_updates(),
                 None => return,
             }
         }
