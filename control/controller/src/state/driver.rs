@@ -40,26 +40,18 @@ enum Step {
     Planned { reports: u64 },
     /// Reports without which the group cannot be planned.
     Reported(Failure),
-    /// A switch has its rules of this plan.
-    Installed {
-        switch: String,
-        generation: u64,
-        plan: Arc<Plan>,
-        calls_left: usize,
-    },
-    /// A switch has none of its rules.
-    Removed {
-        switch: String,
-        generation: u64,
-        left: VecDeque<String>,
-        cleared: BTreeSet<String>,
-    },
-    /// A switch has the changed rules of this generation, or none if it is not in the tree any more.
-    Updated {
-        switch: String,
-        generation: u64,
-        left: VecDeque<String>,
-    },
+    /// A switch does its part of a task on this generation.
+    Synced(String, u64, Task),
+}
+
+/// What the switches of a group do one after the other.
+enum Task {
+    /// They get its rules of this plan; the number of calls that are left.
+    Install(Arc<Plan>, usize),
+    /// They lose its rules: those that are left, and those that have none.
+    Remove(VecDeque<String>, BTreeSet<String>),
+    /// They get its changed rules, or lose them if they are not in the tree any more: those that are left.
+    Update(VecDeque<String>),
 }
 
 /// The work on all groups.
@@ -108,7 +100,7 @@ impl Core {
                 // Whoever ends the group does not wait for reports.
                 Step::Reported(_) => record.phase != Phase::Installing,
                 // Nor for a switch that is to have what it loses again.
-                Step::Updated { .. } => record.phase.needs_driver(),
+                Step::Synced(_, _, Task::Update(_)) => record.phase.needs_driver(),
                 _ => false,
             },
         };
@@ -383,28 +375,23 @@ impl Core {
             let declined = Declined::unreachable(&switch, reason);
             return self.turned_down(name, generation, &plan, (&switch, declined));
         }
-        let step = Step::Installed {
-            switch: switch.clone(),
-            generation,
-            plan,
-            calls_left: calls_left.saturating_sub(1),
-        };
-        self.sync(
-            name,
-            switch.clone(),
-            step,
-            (after, Some(Checkpoint::Installed(switch))),
-        );
+        let task = Task::Install(plan, calls_left.saturating_sub(1));
+        self.sync(name, (switch, generation), task, after);
     }
 
     fn sync(
         &mut self,
         name: &str,
-        switch: String,
-        step: Step,
-        (after, then): (Option<Checkpoint>, Option<Checkpoint>),
+        (switch, generation): (String, u64),
+        task: Task,
+        after: Option<Checkpoint>,
     ) {
-        if let Some(number) = self.begin_step(name, step) {
+        let then = match &task {
+            Task::Install(..) => Some(Checkpoint::Installed(switch.clone())),
+            Task::Remove(..) => Some(Checkpoint::Removed(switch.clone())),
+            Task::Update(_) => None,
+        };
+        if let Some(number) = self.begin_step(name, Step::Synced(switch.clone(), generation, task)) {
             let group = name.into();
             self.effects.push(Effect::Sync(Asked {
                 group,
@@ -424,14 +411,12 @@ impl Core {
         let Some(entry) = self.groups.get_mut(name) else {
             return;
         };
-        let Some(work) = entry.work.take() else { return };
-        match work.step {
-            Step::Installed {
-                switch,
-                generation,
-                plan,
-                calls_left,
-            } => {
+        let step = entry.work.take().map(|work| work.step);
+        let Some(Step::Synced(switch, generation, task)) = step else {
+            return;
+        };
+        match task {
+            Task::Install(plan, calls_left) => {
                 // A store that fails may have taken the plan back.
                 let record = entry.record();
                 let is_same = is_installing(record, generation) && record.is_placed_by(&plan);
@@ -446,12 +431,7 @@ impl Core {
                     Err(declined) => self.turned_down(name, generation, &plan, (&switch, declined)),
                 }
             }
-            Step::Removed {
-                switch,
-                generation,
-                left,
-                mut cleared,
-            } => {
+            Task::Remove(left, mut cleared) => {
                 match done {
                     Ok(()) => drop(cleared.insert(switch)),
                     Err(Declined { words: reason, .. }) => {
@@ -461,11 +441,7 @@ impl Core {
                 }
                 self.remove_next(name, (generation, left, cleared), None);
             }
-            Step::Updated {
-                switch,
-                generation,
-                left,
-            } => {
+            Task::Update(left) => {
                 let runs = |r: &Record| r.generation == generation && r.phase.has_run();
                 match done {
                     _ if !runs(entry.record()) => return self.go_on_when_stored(name),
@@ -483,7 +459,6 @@ impl Core {
                     self.update_next(name, generation, left);
                 }
             }
-            step => entry.work = Some(Work { step, ..work }),
         }
     }
 
@@ -498,12 +473,7 @@ impl Core {
         let Some(switch) = left.pop_front() else {
             return self.rest(name);
         };
-        let step = Step::Updated {
-            switch: switch.clone(),
-            generation,
-            left,
-        };
-        self.sync(name, switch, step, (None, None));
+        self.sync(name, (switch, generation), Task::Update(left), None);
     }
 
     /// A switch refused its part: places the group again, or refuses it if there is no other place.
@@ -603,18 +573,7 @@ impl Core {
         let Some(switch) = left.pop_front() else {
             return self.removed(name, generation, &cleared);
         };
-        let step = Step::Removed {
-            switch: switch.clone(),
-            generation,
-            left,
-            cleared,
-        };
-        self.sync(
-            name,
-            switch.clone(),
-            step,
-            (after, Some(Checkpoint::Removed(switch))),
-        );
+        self.sync(name, (switch, generation), Task::Remove(left, cleared), after);
     }
 
     /// All its switches were asked.
