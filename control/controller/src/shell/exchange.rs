@@ -14,8 +14,9 @@ use castnet_proto::v1::{self, ExchangeAmong};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
+use tonic::Code;
 
-use crate::error::Refusal;
+use crate::error::{Refusal, list_text};
 use crate::state::Record;
 use crate::state::access::check_size;
 use crate::state::kinds::collective::secret::Secret;
@@ -176,20 +177,20 @@ impl Exchanges {
                 // The sender is dropped with the complete round, with its last part, which is this one, or with a stranger's part.
                 Ok(Err(_)) => None,
                 Err(_) => {
-                    let missing = exchanges.missing(&key);
+                    let missing = list_text(&exchanges.missing(&key));
                     drop(part);
-                    return Err(Refusal::ExchangeTimeout {
-                        job: key.0,
-                        round: key.2,
-                        waited,
-                        missing,
-                    });
+                    let (job, _, round) = key;
+                    let reason =
+                        format!("round {round} of job {job:?} is without rank {missing} after {waited:?}");
+                    return Err(Refusal::of(Code::DeadlineExceeded, "round", reason));
                 }
             };
             let Some(complete) = complete else {
-                return Err(Refusal::RoundEnded {
-                    job: part.key.0.clone(),
-                });
+                // Its ranks have changed, or the controller stops.
+                let job = &part.key.0;
+                let reason =
+                    format!("the round of job {job:?} has ended before all its ranks had called: call again");
+                return Err(Refusal::later("round", reason));
             };
             // Each blob goes to each rank once: that is what is counted.
             if complete.calls.get(usize::from(part.rank)) != Some(&part.call) {

@@ -168,10 +168,7 @@ impl Core {
             .or_else(|| self.others.doubt())
             .or_else(unasked);
         match reason {
-            Some(reason) => Refusal::NotKnown {
-                name: name.into(),
-                reason,
-            },
+            Some(reason) => Refusal::later("group", format!("group {name:?} is not known yet: {reason}")),
             None => Refusal::UnknownGroup { name: name.into() },
         }
     }
@@ -219,16 +216,14 @@ impl Core {
 
     /// Whether a group may be created with this name.
     pub(crate) fn free_name(&self, name: &str) -> Result<(), Refusal> {
-        let taken = |phase| {
-            Err(Refusal::DuplicateGroup {
-                name: name.into(),
-                phase,
-            })
+        let taken = |phase: &str| {
+            let reason = format!("there is a group {name:?} already ({phase})");
+            Err(Refusal::taken("name", reason))
         };
         match (self.groups.get(name), self.others.wrong_store()) {
             (Some(entry), _) => taken(entry.phase_name()),
             (None, _) if self.set_apart.contains_key(name) => taken("its record does not read"),
-            (None, Some(reason)) => Err(Refusal::WrongStore { reason }),
+            (None, Some(reason)) => Err(Refusal::not_now("name", format!("no group is created: {reason}"))),
             // Its members, who may be back, would get another one.
             (None, None) if self.unexplained(name).is_some() => Err(self.unknown(name)),
             (None, None) => Ok(()),

@@ -169,8 +169,12 @@ impl Core {
         };
         match (tenant.bandwidth, record.rate_limit) {
             (Some(quota), None) => {
-                let tenant = tenant.name.clone();
-                return Err(Refusal::NoRateLimit { tenant, quota });
+                let reason = format!(
+                    "tenant {:?} may have {quota}b/s of bandwidth for all its groups, so each of them needs a rate limit: give it one \
+                     (--rate), or name one for all in the controller's configuration (group_bandwidth)",
+                    tenant.name
+                );
+                return Err(Refusal::wrong("rate_limit", reason));
             }
             (Some(_), Some(RateLimit { rate, burst_bytes })) if burst_bytes > burst_max(rate) => {
                 return Err(Refusal::BurstTooLarge {
