@@ -6,8 +6,8 @@ use castnet_proto::access::{Caller, Denied, Role};
 use castnet_proto::convert::{Invalid, refuse};
 use castnet_proto::term::joined_elsewhere;
 use castnet_proto::transport::TransportError;
-use castnet_rules::{BitRate, Ipv4Net};
-use castnet_wire::{MacAddr, McstId, Qpn};
+use castnet_rules::{BitRate, HostEndpoint, Ipv4Net};
+use castnet_wire::{MacAddr, McstId};
 use tonic::{Code, Status};
 
 use crate::check::ConfigFaults;
@@ -51,13 +51,6 @@ pub(crate) enum Refusal {
     /// As for [`Self::AddressTaken`].
     #[error("{mac} is the Ethernet address of {}", host_text(.host))]
     MacTaken { mac: MacAddr, host: String },
-    #[error("queue pair {qpn} of {ip} is in group {group:?} already: a queue pair is a member of one group")]
-    QueuePairTaken {
-        field: String,
-        ip: Ipv4Addr,
-        qpn: Qpn,
-        group: String,
-    },
     #[error(
         "{mcst_id} cannot be had: the group's tree passes routers, and each switch has a McstID of its own for it"
     )]
@@ -161,6 +154,14 @@ impl Refusal {
         Self::of(Code::AlreadyExists, field, reason)
     }
 
+    pub(crate) fn queue_pair_taken(field: impl Display, end: &HostEndpoint, group: &str) -> Self {
+        let HostEndpoint { ip, qpn, .. } = end;
+        let reason = format!(
+            "queue pair {qpn} of {ip} is in group {group:?} already: a queue pair is a member of one group"
+        );
+        Self::taken(field, reason)
+    }
+
     /// What the field names is not in a state for it.
     pub(crate) fn not_now(field: impl Display, reason: String) -> Self {
         Self::of(Code::FailedPrecondition, field, reason)
@@ -196,9 +197,7 @@ impl Refusal {
             Self::Denied(_) => (Code::PermissionDenied, ""),
             Self::UnknownGroup { .. } | Self::OtherKind { .. } => (Code::NotFound, "group"),
             Self::NotAMember { .. } => (Code::NotFound, "host"),
-            Self::AddressTaken { field, .. } | Self::QueuePairTaken { field, .. } => {
-                (Code::AlreadyExists, field)
-            }
+            Self::AddressTaken { field, .. } => (Code::AlreadyExists, field),
             Self::MacTaken { .. } => (Code::AlreadyExists, "mac"),
             Self::McstIdNotOwn { .. } => (Code::InvalidArgument, "mcst_id"),
             Self::TooManyMoves { .. } | Self::TooManyJoins { .. } => (Code::Unavailable, "host"),

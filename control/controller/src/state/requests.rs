@@ -104,12 +104,8 @@ impl Core {
             let field = format_args!("{field}{}", more.as_deref().unwrap_or_default());
             self.check_addresses(format_args!("{field}."), endpoint)?;
             if let Some(other) = self.groups.of_queue_pair(endpoint, group) {
-                return Err(Refusal::QueuePairTaken {
-                    field: format!("{field}.qpn"),
-                    ip: endpoint.ip,
-                    qpn: endpoint.qpn,
-                    group: other.into(),
-                });
+                let field = format_args!("{field}.qpn");
+                return Err(Refusal::queue_pair_taken(field, endpoint, other));
             }
         }
         Ok(())

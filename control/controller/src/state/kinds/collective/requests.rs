@@ -129,12 +129,7 @@ impl Core {
         one_end_each("connection", 1 + join.more.len(), group.settings.lanes)?;
         let mut ends = std::iter::once(&join.endpoint).chain(&join.more);
         if let Some(end) = ends.find(|end| self.is_of_another_rank(group, join, end)) {
-            return Err(Refusal::QueuePairTaken {
-                field: "connection.qpn".into(),
-                ip: end.ip,
-                qpn: end.qpn,
-                group: join.job.clone(),
-            });
+            return Err(Refusal::queue_pair_taken("connection.qpn", end, &join.job));
         }
         let place = &group.ranks[usize::from(join.rank)];
         let host = &join.endpoint.name;
