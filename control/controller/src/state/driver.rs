@@ -11,14 +11,12 @@ use std::time::{Duration, Instant};
 use crate::config::Checkpoint;
 use crate::state::journal::Pending;
 use crate::state::{
-    After, Asked, Cause, Core, Due, Effect, Ending, Entry, Event, Failure, Layout, NoPlan, Owner, Phase,
-    Plan, Planning, Record, planning,
+    After, Asked, Cause, Core, Due, Effect, Ending, Entry, Event, Failure, Layout, NoPlan, Phase, Plan,
+    Planning, Record, planning,
 };
 
 /// Maximum number of calls per switch of a tree in one installation.
 const CALLS_PER_SWITCH_MAX: usize = 4;
-/// Groups that are planned again at once when there are new reports: others use the lock in between.
-const REPLANNED_TOGETHER: usize = 64;
 
 /// What is done for a group.
 pub(crate) struct Work {
@@ -61,9 +59,8 @@ pub(crate) struct Works {
     number: u64,
     /// Groups and their steps that wait for a batch, by its number.
     to_store: BTreeMap<u64, Vec<(String, u64)>>,
-    /// Groups that wait for reports, and those of them that were waiting when the last one came.
+    /// Groups that wait for reports, and have got none since.
     to_report: BTreeSet<String>,
-    to_replan: BTreeSet<String>,
     /// Running groups whose changed rules are to go to their switches, and whether the leaves come first.
     pub(crate) updates: BTreeMap<String, bool>,
     /// Number of times at which there was something new of switches or hosts.
@@ -151,42 +148,25 @@ impl Core {
 
     /// There is something new of switches or hosts.
     pub(crate) fn reported(&mut self) {
-        let works = &mut self.works;
-        works.reports += 1;
-        works.to_replan.append(&mut works.to_report);
-        if !works.to_replan.is_empty() {
-            self.timers.set(Owner::Reports, self.now);
+        self.works.reports += 1;
+        for name in std::mem::take(&mut self.works.to_report) {
+            // Others use the lock in between.
+            self.set_timer(&name, Due::Work, Duration::ZERO);
         }
         self.effects.push(Effect::FabricChanged);
     }
 
-    pub(crate) fn plan_those_that_wait(&mut self) {
-        for _ in 0..REPLANNED_TOGETHER {
-            let Some(name) = self.works.to_replan.pop_first() else {
-                return;
-            };
-            let waits = |e: &Entry| {
-                e.work
-                    .as_ref()
-                    .is_some_and(|w| matches!(w.step, Step::Reported(_)))
-            };
-            if self.groups.get(&name).is_some_and(waits) {
-                self.go_on(&name);
-            }
-        }
-        if !self.works.to_replan.is_empty() {
-            self.timers.set(Owner::Reports, self.now);
-        }
-    }
-
-    /// What the work has waited for is stored, or it has waited for long enough.
+    /// What the work has waited for is stored or reported, or it has waited for long enough.
     pub(crate) fn work_due(&mut self, name: &str) {
         let work = self.groups.get(name).and_then(|entry| entry.work.as_ref());
         match work.map(|work| &work.step) {
             Some(Step::Stored { .. }) => self.go_on(name),
             Some(Step::Reported(failure)) => {
                 let failure = failure.clone();
-                self.reports_are_missing(name, failure);
+                match self.works.to_report.contains(name) {
+                    true => self.reports_are_missing(name, failure),
+                    false => self.go_on(name),
+                }
             }
             _ => {}
         }
@@ -248,7 +228,6 @@ impl Core {
             step,
         });
         self.works.to_report.remove(name);
-        self.works.to_replan.remove(name);
         self.cancel_timer(name, &Due::Work);
         Some(number)
     }

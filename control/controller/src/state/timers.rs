@@ -40,8 +40,6 @@ pub(crate) enum Owner {
     Relays,
     /// Addresses that no group uses any more.
     Routes,
-    /// Groups that wait for reports, of which there are new ones.
-    Reports,
 }
 
 /// Times, one at most for each key.
@@ -111,8 +109,6 @@ impl Core {
                 Some(Owner::Group(name)) => self.due_in_group(&name),
                 Some(Owner::Relays) => self.effects.push(Effect::FabricChanged),
                 Some(Owner::Routes) => multicast_routes::sweep(self),
-                // That is much by itself.
-                Some(Owner::Reports) => return self.plan_those_that_wait(),
                 None => return,
             }
         }
