@@ -6,13 +6,12 @@ use castnet_proto::access::{Caller, Denied, Role};
 use castnet_proto::convert::{Invalid, refuse};
 use castnet_proto::term::joined_elsewhere;
 use castnet_proto::transport::TransportError;
-use castnet_rules::{BitRate, HostEndpoint, Ipv4Net};
+use castnet_rules::HostEndpoint;
 use castnet_wire::{MacAddr, McstId};
 use tonic::{Code, Status};
 
 use crate::check::ConfigFaults;
 use crate::state::lifecycle::{Cause, Failure};
-use crate::state::tenants::RANKS_PER_GROUP;
 use crate::store::StoreError;
 
 /// Why a request is refused. Displays the reason without the field.
@@ -35,12 +34,6 @@ pub(crate) enum Refusal {
     OtherKind { name: String, is: &'static str },
     #[error("the group was joined at the controller at {address}: {reason}")]
     JoinedElsewhere { address: String, reason: String },
-    #[error("host {host:?} is no member of group {group:?}; its members: {}", .members.join(", "))]
-    NotAMember {
-        host: String,
-        group: String,
-        members: Vec<String>,
-    },
     /// `host` is empty where who asks may not know which one.
     #[error("{ip} is the address of {}", host_text(.host))]
     AddressTaken {
@@ -63,54 +56,6 @@ pub(crate) enum Refusal {
     TooManyAddresses { host: String, most: usize },
     #[error("host {host:?} has joined running groups too often: it may again in a second")]
     TooManyJoins { host: String },
-    /// `quota`: with its unit.
-    #[error(
-        "tenant {tenant:?} may have {quota}, has {used}, and this group needs {more} (each lane of a group counts, once for each \
-         {RANKS_PER_GROUP} ranks)"
-    )]
-    Quota {
-        tenant: String,
-        quota: String,
-        used: String,
-        more: String,
-    },
-    #[error(
-        "host {host:?} may have created {quota} groups, has {used}, and this one needs {more} (each lane of a group counts, once \
-         for each {RANKS_PER_GROUP} ranks): an operator gives it a tenant, or more host_groups"
-    )]
-    HostQuota {
-        host: String,
-        quota: u64,
-        used: u64,
-        more: u64,
-    },
-    #[error(
-        "host {host:?} may have {share} McstIDs of the pool {pool}, has {used}, and this group needs {more}: an operator gives the \
-         host a tenant, or makes mcst_pool larger"
-    )]
-    HostPool {
-        host: String,
-        pool: Ipv4Net,
-        share: u64,
-        used: u64,
-        more: u64,
-    },
-    #[error(
-        "tenant {tenant:?} has a quota of bandwidth, in which a group with a rate limit of {rate}b/s may have a burst of {most} bytes at \
-         most, not {burst_bytes}"
-    )]
-    BurstTooLarge {
-        tenant: String,
-        rate: BitRate,
-        burst_bytes: u64,
-        most: u64,
-    },
-    #[error("host {host:?} has several ranks of group {group:?}: {}; say which rank", list_text(.ranks))]
-    SeveralRanks {
-        host: String,
-        group: String,
-        ranks: Vec<u16>,
-    },
     #[error("job {job:?} has {size} ranks, not {given}")]
     OtherSize { job: String, size: u16, given: u16 },
     #[error(
@@ -142,6 +87,12 @@ impl Refusal {
     /// There is nothing that the field names.
     pub(crate) fn missing(field: impl Display, reason: String) -> Self {
         Self::of(Code::NotFound, field, reason)
+    }
+
+    pub(crate) fn not_a_member<'m>(host: &str, group: &str, members: impl Iterator<Item = &'m str>) -> Self {
+        let members = members.collect::<Vec<_>>().join(", ");
+        let reason = format!("host {host:?} is no member of group {group:?}; its members: {members}");
+        Self::missing("host", reason)
     }
 
     /// The field contradicts what is known.
@@ -196,17 +147,11 @@ impl Refusal {
             Self::Invalid(_) => (Code::InvalidArgument, ""),
             Self::Denied(_) => (Code::PermissionDenied, ""),
             Self::UnknownGroup { .. } | Self::OtherKind { .. } => (Code::NotFound, "group"),
-            Self::NotAMember { .. } => (Code::NotFound, "host"),
             Self::AddressTaken { field, .. } => (Code::AlreadyExists, field),
             Self::MacTaken { .. } => (Code::AlreadyExists, "mac"),
             Self::McstIdNotOwn { .. } => (Code::InvalidArgument, "mcst_id"),
             Self::TooManyMoves { .. } | Self::TooManyJoins { .. } => (Code::Unavailable, "host"),
             Self::TooManyAddresses { .. } => (Code::ResourceExhausted, "ip"),
-            Self::Quota { .. } => (Code::ResourceExhausted, "tenant"),
-            Self::HostQuota { .. } => (Code::ResourceExhausted, "host_groups"),
-            Self::HostPool { .. } => (Code::ResourceExhausted, "mcst_pool"),
-            Self::BurstTooLarge { .. } => (Code::InvalidArgument, "rate_limit.burst_bytes"),
-            Self::SeveralRanks { .. } => (Code::InvalidArgument, "member"),
             Self::OtherSize { .. } => (Code::InvalidArgument, "size"),
             Self::OtherSecret { .. } => (Code::PermissionDenied, "secret"),
             Self::ExchangesFull { .. } => (Code::ResourceExhausted, "blob"),

@@ -310,11 +310,10 @@ impl Core {
         let (entry, kind) = self.multicast(group)?;
         match kind.member(host) {
             Some((_, member)) => Ok((entry.record(), member)),
-            None => Err(Refusal::NotAMember {
-                host: host.into(),
-                group: group.into(),
-                members: kind.members.iter().map(|m| m.host.clone()).collect(),
-            }),
+            None => {
+                let members = kind.members.iter().map(|m| m.host.as_str());
+                Err(Refusal::not_a_member(host, group, members))
+            }
         }
     }
 }
