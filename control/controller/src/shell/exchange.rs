@@ -105,15 +105,6 @@ impl Open {
         Ok(())
     }
 
-    fn of_job(
-        &self,
-        (job, among): (&str, ExchangeAmong),
-        rounds: RangeInclusive<u64>,
-    ) -> impl Iterator<Item = (&Key, &Round)> {
-        let key = |round: &u64| (job.to_owned(), among, *round);
-        self.rounds.range(key(rounds.start())..=key(rounds.end()))
-    }
-
     /// Refuses another secret than these rounds have.
     fn check_secret(
         &self,
@@ -122,9 +113,10 @@ impl Open {
         rank: u16,
         given: &Secret,
     ) -> Result<(), Refusal> {
+        let key = |round: &u64| (job.0.to_owned(), job.1, *round);
         // All have the same one.
-        let mut open = self.of_job(job, rounds).map(|(_, round)| round);
-        match open.next().is_none_or(|round| round.secret.same(given)) {
+        let open = self.rounds.range(key(rounds.start())..=key(rounds.end())).next();
+        match open.is_none_or(|(_, round)| round.secret.same(given)) {
             true => Ok(()),
             false => Err(Refusal::OtherSecret {
                 job: job.0.into(),

@@ -402,9 +402,7 @@ impl Core {
                 match done {
                     _ if !is_same => self.go_on_when_stored(name),
                     Ok(()) => {
-                        entry.problems.remove(&switch);
-                        entry.confirmed.insert(switch);
-                        self.notify(name);
+                        self.has_its_part(&switch, name);
                         self.install_next(name, plan, calls_left, None);
                     }
                     Err(declined) => self.turned_down(name, generation, &plan, (&switch, declined)),
