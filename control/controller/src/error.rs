@@ -113,6 +113,11 @@ impl Refusal {
         Self::taken(field, reason)
     }
 
+    pub(crate) fn address_taken(field: impl Display, ip: Ipv4Addr, host: &str) -> Self {
+        let (field, host) = (field.to_string(), host.into());
+        Self::AddressTaken { field, ip, host }
+    }
+
     /// What the field names is not in a state for it.
     pub(crate) fn not_now(field: impl Display, reason: String) -> Self {
         Self::of(Code::FailedPrecondition, field, reason)

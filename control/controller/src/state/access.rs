@@ -121,11 +121,7 @@ impl Core {
                 if !caller.may_be(other)
                     && !group.is_some_and(|group| self.groups.has_queue_pair(endpoint, group)) =>
             {
-                Err(Refusal::AddressTaken {
-                    field: "ip".into(),
-                    ip: *ip,
-                    host: other.into(),
-                })
+                Err(Refusal::address_taken("ip", *ip, other))
             }
             _ => self.check_mac(caller, host, *mac),
         }

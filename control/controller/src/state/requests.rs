@@ -83,11 +83,7 @@ impl Core {
             return Err(Refusal::taken("mcst_id", reason));
         }
         match self.facts.host_of(mcst_id.0, None) {
-            Some(host) => Err(Refusal::AddressTaken {
-                field: "mcst_id".into(),
-                ip: mcst_id.0,
-                host: host.into(),
-            }),
+            Some(host) => Err(Refusal::address_taken("mcst_id", mcst_id.0, host)),
             None => Ok(()),
         }
     }
@@ -154,11 +150,7 @@ impl Core {
         }
         match self.facts.host_of(*ip, Some(host)) {
             Some(taken) if self.gives_way(taken, *mac) => Ok(()),
-            Some(taken) => Err(Refusal::AddressTaken {
-                field: format!("{prefix}ip"),
-                ip: *ip,
-                host: taken.into(),
-            }),
+            Some(taken) => Err(Refusal::address_taken(format_args!("{prefix}ip"), *ip, taken)),
             None => Ok(()),
         }
     }
