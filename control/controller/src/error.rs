@@ -1,23 +1,29 @@
+use std::fmt::Display;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use castnet_proto::access::{Caller, Denied, Role};
 use castnet_proto::convert::{Invalid, refuse};
 use castnet_proto::term::joined_elsewhere;
 use castnet_proto::transport::TransportError;
-use castnet_rules::{BitRate, Ipv4Net};
-use castnet_wire::{MacAddr, McstId, Qpn};
+use castnet_rules::HostEndpoint;
+use castnet_wire::{MacAddr, McstId};
 use tonic::{Code, Status};
 
 use crate::check::ConfigFaults;
 use crate::state::lifecycle::{Cause, Failure};
-use crate::state::tenants::RANKS_PER_GROUP;
 use crate::store::StoreError;
 
 /// Why a request is refused. Displays the reason without the field.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
+    /// What nobody asks for: its code, the field of the request at fault, which may be empty, and the words.
+    #[error("{reason}")]
+    Because {
+        code: Code,
+        field: String,
+        reason: String,
+    },
     #[error(transparent)]
     Invalid(#[from] Invalid),
     #[error(transparent)]
@@ -26,34 +32,8 @@ pub(crate) enum Refusal {
     UnknownGroup { name: String },
     #[error("group {name:?} is {is}")]
     OtherKind { name: String, is: &'static str },
-    /// It may exist.
-    #[error("group {name:?} is not known yet: {reason}")]
-    NotKnown { name: String, reason: String },
     #[error("the group was joined at the controller at {address}: {reason}")]
     JoinedElsewhere { address: String, reason: String },
-    #[error("no group is created: {reason}")]
-    WrongStore { reason: String },
-    #[error("there is a group {name:?} already ({phase})")]
-    DuplicateGroup { name: String, phase: &'static str },
-    #[error("host {host:?} is no member of group {group:?}; its members: {}", .members.join(", "))]
-    NotAMember {
-        host: String,
-        group: String,
-        members: Vec<String>,
-    },
-    #[error("there is no host {host:?}: neither the topology has it nor has it been registered")]
-    UnknownHost { field: String, host: String },
-    #[error("there is no switch {switch:?}: neither the topology has it nor has it reported")]
-    UnknownSwitch { field: String, switch: String },
-    #[error("{name:?} is a switch")]
-    NameOfSwitch { field: String, name: String },
-    #[error("the topology says that host {host:?} has {known}, not {given}")]
-    OtherAddress {
-        field: String,
-        host: String,
-        given: String,
-        known: String,
-    },
     /// `host` is empty where who asks may not know which one.
     #[error("{ip} is the address of {}", host_text(.host))]
     AddressTaken {
@@ -64,41 +44,10 @@ pub(crate) enum Refusal {
     /// As for [`Self::AddressTaken`].
     #[error("{mac} is the Ethernet address of {}", host_text(.host))]
     MacTaken { mac: MacAddr, host: String },
-    #[error("there is no host {host:?}")]
-    NoHost { host: String },
-    #[error("host {host:?} is in the topology file, which is where to take it out")]
-    HostOfFile { host: String },
-    #[error("host {host:?} is a member of groups: {}", list_text(.groups))]
-    HostInGroups { host: String, groups: Vec<String> },
-    #[error("queue pair {qpn} of {ip} is in group {group:?} already: a queue pair is a member of one group")]
-    QueuePairTaken {
-        field: String,
-        ip: Ipv4Addr,
-        qpn: Qpn,
-        group: String,
-    },
-    #[error("{mcst_id} is the McstID of group {group:?}")]
-    McstIdTaken { mcst_id: McstId, group: String },
-    #[error(
-        "{mcst_id} was the McstID of group {group:?}, which was destroyed by force: switch {} may still have it",
-        .switches.join(", ")
-    )]
-    McstIdWrittenOff {
-        mcst_id: McstId,
-        group: String,
-        switches: Vec<String>,
-    },
-    #[error(
-        "{mcst_id} is the McstID of a group on switch {switch} that this controller does not have (of a rule file, an operator or another \
-         controller): give another one, or none"
-    )]
-    McstIdOfOthers { mcst_id: McstId, switch: String },
     #[error(
         "{mcst_id} cannot be had: the group's tree passes routers, and each switch has a McstID of its own for it"
     )]
     McstIdNotOwn { mcst_id: McstId },
-    #[error("{most} plans of this caller are not made yet: wait for them")]
-    TooManyPlans { most: usize },
     #[error("host {host:?} has changed its addresses too often: it may again in a second")]
     TooManyMoves { host: String },
     #[error(
@@ -107,123 +56,12 @@ pub(crate) enum Refusal {
     TooManyAddresses { host: String, most: usize },
     #[error("host {host:?} has joined running groups too often: it may again in a second")]
     TooManyJoins { host: String },
-    /// Not of which group: a host may not know it.
-    #[error("{ip} is the McstID of a group, so no host can have it")]
-    AddressIsMcstId { field: String, ip: Ipv4Addr },
-    /// `quota`: with its unit.
-    #[error(
-        "tenant {tenant:?} may have {quota}, has {used}, and this group needs {more} (each lane of a group counts, once for each \
-         {RANKS_PER_GROUP} ranks)"
-    )]
-    Quota {
-        tenant: String,
-        quota: String,
-        used: String,
-        more: String,
-    },
-    #[error(
-        "host {host:?} may have created {quota} groups, has {used}, and this one needs {more} (each lane of a group counts, once \
-         for each {RANKS_PER_GROUP} ranks): an operator gives it a tenant, or more host_groups"
-    )]
-    HostQuota {
-        host: String,
-        quota: u64,
-        used: u64,
-        more: u64,
-    },
-    #[error(
-        "host {host:?} may have {share} McstIDs of the pool {pool}, has {used}, and this group needs {more}: an operator gives the \
-         host a tenant, or makes mcst_pool larger"
-    )]
-    HostPool {
-        host: String,
-        pool: Ipv4Net,
-        share: u64,
-        used: u64,
-        more: u64,
-    },
-    #[error("host {host:?} is not known; the certificate of the caller has the name {name:?}: use this one")]
-    OtherSpelling { host: String, name: String },
-    #[error(
-        "tenant {tenant:?} may have {quota}b/s of bandwidth for all its groups, so each of them needs a rate limit: give it one \
-         (--rate), or name one for all in the controller's configuration (group_bandwidth)"
-    )]
-    NoRateLimit { tenant: String, quota: BitRate },
-    #[error(
-        "tenant {tenant:?} has a quota of bandwidth, in which a group with a rate limit of {rate}b/s may have a burst of {most} bytes at \
-         most, not {burst_bytes}"
-    )]
-    BurstTooLarge {
-        tenant: String,
-        rate: BitRate,
-        burst_bytes: u64,
-        most: u64,
-    },
-    /// `size`: number of McstIDs of the pool.
-    #[error("the pool {pool} is used up: all {size} McstIDs are in use")]
-    PoolExhausted { pool: Ipv4Net, size: usize },
-    #[error(
-        "host {host:?} is the {what} of group {group:?}, which does not go on without it: destroy the group"
-    )]
-    Needed {
-        host: String,
-        group: String,
-        what: &'static str,
-    },
-    #[error("host {host:?} cannot join group {group:?} while it runs: {reason}")]
-    NotTakenIn {
-        host: String,
-        group: String,
-        reason: String,
-    },
-    #[error("host {host:?} has several ranks of group {group:?}: {}; say which rank", list_text(.ranks))]
-    SeveralRanks {
-        host: String,
-        group: String,
-        ranks: Vec<u16>,
-    },
-    /// The group is not in a state for it; `way_out` is what to do.
-    #[error("group {group:?} {state}: {way_out}")]
-    NotNow {
-        field: &'static str,
-        group: String,
-        state: &'static str,
-        way_out: &'static str,
-    },
     #[error("job {job:?} has {size} ranks, not {given}")]
     OtherSize { job: String, size: u16, given: u16 },
-    #[error("group {group:?} has {is}, not {given}: all ranks must ask for the same, or leave it open")]
-    OtherSetting {
-        field: &'static str,
-        group: String,
-        given: String,
-        is: String,
-    },
-    #[error("rank {rank} of group {group:?} is host {host:?}, not {given:?}")]
-    OtherHost {
-        group: String,
-        rank: u16,
-        host: String,
-        given: String,
-    },
-    #[error("rank {rank} of group {group:?} is in already, by a call from host {host:?} that stands")]
-    RankTaken { group: String, rank: u16, host: String },
     #[error(
         "this is not the secret of job {job:?}, which its first rank has set: rank {rank} may not take part"
     )]
     OtherSecret { job: String, rank: u16 },
-    #[error("group {group:?} has ranks 0 to {}, no rank {rank}", .size.saturating_sub(1))]
-    UnknownRank { group: String, rank: u32, size: usize },
-    #[error("round {round} of job {job:?} is without rank {} after {waited:?}", list_text(.missing))]
-    ExchangeTimeout {
-        job: String,
-        round: u64,
-        waited: Duration,
-        missing: Vec<u16>,
-    },
-    /// It may have been chosen, and the member that calls does not know yet.
-    #[error("no receiver outside of the tree of group {group:?} has the number {number} now")]
-    NobodyOutside { group: String, number: u64 },
     #[error("{bytes} bytes wait to be exchanged already; try again when other jobs are done")]
     ExchangesFull { bytes: usize },
     /// The group does not fit the fabric or its switches.
@@ -232,19 +70,8 @@ pub(crate) enum Refusal {
     /// The store failed: nothing was changed.
     #[error("not stored, so nothing was changed: {0}")]
     Store(#[from] Arc<StoreError>),
-    /// Its ranks have changed, or the controller stops.
-    #[error("the round of job {job:?} has ended before all its ranks had called: call again")]
-    RoundEnded { job: String },
     #[error("rank {rank} of job {job:?} has called again: its last call gets the answer")]
     CalledAgain { job: String, rank: u16 },
-    #[error(
-        "group {group:?} could take {bytes} bytes in the store, and etcd takes {most} in an entry: fewer members or lanes, or a store on a file"
-    )]
-    TooLarge {
-        group: String,
-        bytes: usize,
-        most: usize,
-    },
     #[error("{waiting} changes wait for the store, which is slow: try again")]
     StoreBehind { waiting: usize },
     #[error("the controller is stopping")]
@@ -252,6 +79,60 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
+    pub(crate) fn of(code: Code, field: impl Display, reason: String) -> Self {
+        let field = field.to_string();
+        Self::Because { code, field, reason }
+    }
+
+    /// There is nothing that the field names.
+    pub(crate) fn missing(field: impl Display, reason: String) -> Self {
+        Self::of(Code::NotFound, field, reason)
+    }
+
+    pub(crate) fn not_a_member<'m>(host: &str, group: &str, members: impl Iterator<Item = &'m str>) -> Self {
+        let members = members.collect::<Vec<_>>().join(", ");
+        let reason = format!("host {host:?} is no member of group {group:?}; its members: {members}");
+        Self::missing("host", reason)
+    }
+
+    /// The field contradicts what is known.
+    pub(crate) fn wrong(field: impl Display, reason: String) -> Self {
+        Self::of(Code::InvalidArgument, field, reason)
+    }
+
+    /// Something else has what the field names.
+    pub(crate) fn taken(field: impl Display, reason: String) -> Self {
+        Self::of(Code::AlreadyExists, field, reason)
+    }
+
+    pub(crate) fn queue_pair_taken(field: impl Display, end: &HostEndpoint, group: &str) -> Self {
+        let HostEndpoint { ip, qpn, .. } = end;
+        let reason = format!(
+            "queue pair {qpn} of {ip} is in group {group:?} already: a queue pair is a member of one group"
+        );
+        Self::taken(field, reason)
+    }
+
+    pub(crate) fn address_taken(field: impl Display, ip: Ipv4Addr, host: &str) -> Self {
+        let (field, host) = (field.to_string(), host.into());
+        Self::AddressTaken { field, ip, host }
+    }
+
+    /// What the field names is not in a state for it.
+    pub(crate) fn not_now(field: impl Display, reason: String) -> Self {
+        Self::of(Code::FailedPrecondition, field, reason)
+    }
+
+    /// A limit is reached.
+    pub(crate) fn no_room(field: impl Display, reason: String) -> Self {
+        Self::of(Code::ResourceExhausted, field, reason)
+    }
+
+    /// It may be tried again soon.
+    pub(crate) fn later(field: impl Display, reason: String) -> Self {
+        Self::of(Code::Unavailable, field, reason)
+    }
+
     /// As this caller may see it: a host does not learn who else has an address.
     pub(crate) fn told_to(self, caller: &Caller) -> Self {
         let host = String::new();
@@ -267,50 +148,17 @@ impl Refusal {
     /// The status code, and the field of the request at fault; may be empty.
     fn code_and_field(&self) -> (Code, &str) {
         match self {
+            Self::Because { code, field, .. } => (*code, field),
             Self::Invalid(_) => (Code::InvalidArgument, ""),
             Self::Denied(_) => (Code::PermissionDenied, ""),
             Self::UnknownGroup { .. } | Self::OtherKind { .. } => (Code::NotFound, "group"),
-            Self::NotKnown { .. } => (Code::Unavailable, "group"),
-            Self::JoinedElsewhere { .. } => (Code::Unavailable, ""),
-            Self::WrongStore { .. } => (Code::FailedPrecondition, "name"),
-            Self::DuplicateGroup { .. } => (Code::AlreadyExists, "name"),
-            Self::NotAMember { .. } => (Code::NotFound, "host"),
-            Self::UnknownHost { field, .. } | Self::UnknownSwitch { field, .. } => (Code::NotFound, field),
-            Self::NoHost { .. } => (Code::NotFound, "name"),
-            Self::HostOfFile { .. } | Self::HostInGroups { .. } => (Code::FailedPrecondition, "name"),
-            Self::OtherAddress { field, .. } | Self::AddressIsMcstId { field, .. } => {
-                (Code::InvalidArgument, field)
-            }
-            Self::NameOfSwitch { field, .. }
-            | Self::AddressTaken { field, .. }
-            | Self::QueuePairTaken { field, .. } => (Code::AlreadyExists, field),
+            Self::AddressTaken { field, .. } => (Code::AlreadyExists, field),
             Self::MacTaken { .. } => (Code::AlreadyExists, "mac"),
-            Self::McstIdTaken { .. } | Self::McstIdWrittenOff { .. } | Self::McstIdOfOthers { .. } => {
-                (Code::AlreadyExists, "mcst_id")
-            }
             Self::McstIdNotOwn { .. } => (Code::InvalidArgument, "mcst_id"),
-            Self::TooManyPlans { .. } => (Code::ResourceExhausted, "group"),
             Self::TooManyMoves { .. } | Self::TooManyJoins { .. } => (Code::Unavailable, "host"),
             Self::TooManyAddresses { .. } => (Code::ResourceExhausted, "ip"),
-            Self::PoolExhausted { .. } => (Code::ResourceExhausted, "mcst_id"),
-            Self::Quota { .. } => (Code::ResourceExhausted, "tenant"),
-            Self::HostQuota { .. } => (Code::ResourceExhausted, "host_groups"),
-            Self::HostPool { .. } => (Code::ResourceExhausted, "mcst_pool"),
-            Self::OtherSpelling { .. } => (Code::InvalidArgument, "host"),
-            Self::NoRateLimit { .. } => (Code::InvalidArgument, "rate_limit"),
-            Self::BurstTooLarge { .. } => (Code::InvalidArgument, "rate_limit.burst_bytes"),
-            Self::NotTakenIn { .. } => (Code::FailedPrecondition, "group"),
-            Self::NotNow { field, .. } => (Code::FailedPrecondition, field),
-            Self::Needed { .. } => (Code::FailedPrecondition, "member"),
-            Self::SeveralRanks { .. } => (Code::InvalidArgument, "member"),
             Self::OtherSize { .. } => (Code::InvalidArgument, "size"),
-            Self::OtherSetting { field, .. } => (Code::InvalidArgument, field),
-            Self::OtherHost { .. } => (Code::InvalidArgument, "host"),
-            Self::RankTaken { .. } => (Code::AlreadyExists, "rank"),
             Self::OtherSecret { .. } => (Code::PermissionDenied, "secret"),
-            Self::UnknownRank { .. } => (Code::NotFound, "rank"),
-            Self::ExchangeTimeout { .. } => (Code::DeadlineExceeded, "round"),
-            Self::NobodyOutside { .. } => (Code::Unavailable, "round"),
             Self::ExchangesFull { .. } => (Code::ResourceExhausted, "blob"),
             Self::Failed(Failure { cause, field, .. }) => match cause {
                 Cause::Unfit => (Code::InvalidArgument, field),
@@ -323,10 +171,10 @@ impl Refusal {
                 StoreError::NotLeading { .. } | StoreError::Closed { .. } => (Code::Unavailable, ""),
                 _ => (Code::Internal, ""),
             },
-            Self::RoundEnded { .. } => (Code::Unavailable, "round"),
             Self::CalledAgain { .. } => (Code::Aborted, "rank"),
-            Self::TooLarge { .. } => (Code::ResourceExhausted, "size"),
-            Self::StoreBehind { .. } | Self::Stopping => (Code::Unavailable, ""),
+            Self::JoinedElsewhere { .. } | Self::StoreBehind { .. } | Self::Stopping => {
+                (Code::Unavailable, "")
+            }
         }
     }
 }
@@ -340,7 +188,7 @@ fn host_text(host: &str) -> String {
 }
 
 /// `0, 2, 3`, at most a line.
-fn list_text(names: &[impl ToString]) -> String {
+pub(crate) fn list_text(names: &[impl ToString]) -> String {
     const SHOWN_MAX: usize = 16;
     let shown: Vec<String> = names.iter().take(SHOWN_MAX).map(ToString::to_string).collect();
     match names.len().checked_sub(SHOWN_MAX) {

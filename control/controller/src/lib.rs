@@ -45,7 +45,7 @@ pub use crate::config::{
 pub use crate::error::StartError;
 use crate::shell::election::Present;
 use crate::shell::front::Front;
-use crate::shell::health::{Mark, Probe};
+use crate::shell::health::{Own, Probe};
 use crate::shell::shared::Shared;
 use crate::shell::{tasks, write};
 use crate::state::Core;
@@ -54,7 +54,7 @@ pub use crate::state::{kinds, lifecycle, record, written_off};
 use crate::store::etcd::{EtcdConfig, Lead};
 use crate::store::memory::MemoryStore;
 use crate::store::redb::RedbStore;
-use crate::store::{Store, StoreError, Stored};
+use crate::store::{REFUSED, Store, StoreError, Stored};
 
 /// A running controller. If dropped, it ends at once, as if killed; [`Controller::stop`] waits until it has ended.
 pub struct Controller {
@@ -281,10 +281,7 @@ async fn begin(
             switches: record.placed.iter().cloned().collect(),
         });
     }
-    let (probe, mark) = (
-        Probe::new(&stored.versions),
-        Mark::new(&stored.versions, stored.epoch),
-    );
+    let (probe, mark) = (Probe::new(&stored.versions), Own::new(REFUSED, &stored.versions));
     let term = ControllerTerm {
         owner: stored.owner.clone(),
         epoch: stored.epoch,

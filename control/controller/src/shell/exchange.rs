@@ -14,8 +14,9 @@ use castnet_proto::v1::{self, ExchangeAmong};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
+use tonic::Code;
 
-use crate::error::Refusal;
+use crate::error::{Refusal, list_text};
 use crate::state::Record;
 use crate::state::access::check_size;
 use crate::state::kinds::collective::secret::Secret;
@@ -104,15 +105,6 @@ impl Open {
         Ok(())
     }
 
-    fn of_job(
-        &self,
-        (job, among): (&str, ExchangeAmong),
-        rounds: RangeInclusive<u64>,
-    ) -> impl Iterator<Item = (&Key, &Round)> {
-        let key = |round: &u64| (job.to_owned(), among, *round);
-        self.rounds.range(key(rounds.start())..=key(rounds.end()))
-    }
-
     /// Refuses another secret than these rounds have.
     fn check_secret(
         &self,
@@ -121,9 +113,10 @@ impl Open {
         rank: u16,
         given: &Secret,
     ) -> Result<(), Refusal> {
+        let key = |round: &u64| (job.0.to_owned(), job.1, *round);
         // All have the same one.
-        let mut open = self.of_job(job, rounds).map(|(_, round)| round);
-        match open.next().is_none_or(|round| round.secret.same(given)) {
+        let open = self.rounds.range(key(rounds.start())..=key(rounds.end())).next();
+        match open.is_none_or(|(_, round)| round.secret.same(given)) {
             true => Ok(()),
             false => Err(Refusal::OtherSecret {
                 job: job.0.into(),
@@ -176,20 +169,20 @@ impl Exchanges {
                 // The sender is dropped with the complete round, with its last part, which is this one, or with a stranger's part.
                 Ok(Err(_)) => None,
                 Err(_) => {
-                    let missing = exchanges.missing(&key);
+                    let missing = list_text(&exchanges.missing(&key));
                     drop(part);
-                    return Err(Refusal::ExchangeTimeout {
-                        job: key.0,
-                        round: key.2,
-                        waited,
-                        missing,
-                    });
+                    let (job, _, round) = key;
+                    let reason =
+                        format!("round {round} of job {job:?} is without rank {missing} after {waited:?}");
+                    return Err(Refusal::of(Code::DeadlineExceeded, "round", reason));
                 }
             };
             let Some(complete) = complete else {
-                return Err(Refusal::RoundEnded {
-                    job: part.key.0.clone(),
-                });
+                // Its ranks have changed, or the controller stops.
+                let job = &part.key.0;
+                let reason =
+                    format!("the round of job {job:?} has ended before all its ranks had called: call again");
+                return Err(Refusal::later("round", reason));
             };
             // Each blob goes to each rank once: that is what is counted.
             if complete.calls.get(usize::from(part.rank)) != Some(&part.call) {

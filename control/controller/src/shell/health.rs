@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::store::{Batch, Key, REFUSED, Store, StoreError, Version, Write, encode};
+use crate::store::{Batch, Key, Store, StoreError, Version, Write};
 
 /// Pause between log messages about a store that fails.
 const LOG_PERIOD: Duration = Duration::from_secs(60);
@@ -64,19 +64,19 @@ impl Health {
 }
 
 /// An entry of the controller itself.
-struct Own {
+pub(crate) struct Own {
     key: Key,
     version: Version,
 }
 
 impl Own {
-    fn new(name: &str, versions: &BTreeMap<Key, Version>) -> Self {
+    pub(crate) fn new(name: &str, versions: &BTreeMap<Key, Version>) -> Self {
         let key = Key::meta(name);
         let version = versions.get(&key).copied().unwrap_or(0);
         Self { key, version }
     }
 
-    async fn write(&mut self, store: &dyn Store, value: Vec<u8>) -> Result<(), StoreError> {
+    pub(crate) async fn write(&mut self, store: &dyn Store, value: Vec<u8>) -> Result<(), StoreError> {
         let batch = [(self.key.clone(), Write::put(self.version, value))];
         store.commit(batch.into()).await?;
         self.version += 1;
@@ -110,23 +110,6 @@ impl Probe {
             self.entry.write(store, vec![0; bytes]).await?;
         }
         Ok(())
-    }
-}
-
-/// Writes that a switch has refused this controller, as another one leads: the next one on this store does not begin.
-pub(crate) struct Mark {
-    entry: Own,
-    epoch: u64,
-}
-
-impl Mark {
-    pub(crate) fn new(versions: &BTreeMap<Key, Version>, epoch: u64) -> Self {
-        let entry = Own::new(REFUSED, versions);
-        Self { entry, epoch }
-    }
-
-    pub(crate) async fn write(&mut self, store: &dyn Store) -> Result<(), StoreError> {
-        self.entry.write(store, encode(&self.epoch)).await
     }
 }
 

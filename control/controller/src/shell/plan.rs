@@ -130,8 +130,9 @@ impl Turns {
     async fn own(&self, caller: &str) -> Result<OwnedMutexGuard<()>, Refusal> {
         let (plans, turn) = self.of_caller(caller);
         if plans > PLANS_OF_CALLER_MAX {
-            let most = PLANS_OF_CALLER_MAX;
-            return Err(Refusal::TooManyPlans { most });
+            let reason =
+                format!("{PLANS_OF_CALLER_MAX} plans of this caller are not made yet: wait for them");
+            return Err(Refusal::no_room("group", reason));
         }
         Ok(turn.await)
     }

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::health::{Health, Mark, Probe};
+use super::health::{Health, Own, Probe};
 use super::shared::Shared;
 use crate::state::journal::Batch;
-use crate::store::{self, Store, StoreError};
+use crate::store::{self, Store, StoreError, encode};
 
 /// A write that takes longer is worth a word in the log.
 const SLOW: Duration = Duration::from_secs(5);
@@ -20,7 +20,8 @@ const SLOW: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_secs(5);
 
 /// Writes until the controller stops, then closes the store. Changes that arrive during a write are the next batch.
-pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>, probe: Probe, mark: Mark) {
+/// `mark`: the entry that says of a controller that a switch has refused it.
+pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>, probe: Probe, mark: Own) {
     tokio::select! {
         biased;
         // As if killed: the outcome of a write under way is not reported.
@@ -32,7 +33,7 @@ pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>, probe: Pro
     }
 }
 
-async fn write_all(shared: &Arc<Shared>, store: &dyn Store, mut probe: Probe, mark: Mark) {
+async fn write_all(shared: &Arc<Shared>, store: &dyn Store, mut probe: Probe, mark: Own) {
     let (mut health, mut mark) = (
         Health::new(shared.config.timeouts.backoff, Instant::now()),
         Some(mark),
@@ -42,7 +43,7 @@ async fn write_all(shared: &Arc<Shared>, store: &dyn Store, mut probe: Probe, ma
             .as_mut()
             .filter(|_| shared.is_superseded() && health.retry_at.is_none())
         {
-            match refused.write(store).await {
+            match refused.write(store, encode(&shared.term.epoch)).await {
                 Ok(()) => {
                     tracing::error!(
                         "a switch has refused this controller: none begins on this store until it is imported"

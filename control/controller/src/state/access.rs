@@ -70,9 +70,12 @@ impl Core {
         if !seats.iter().flatten().any(|host| caller.may_be(host)) {
             self.check_member(caller, job, "exchange beside")?;
         }
-        let seats = seats.ok_or_else(|| Refusal::NobodyOutside {
-            group: job.clone(),
-            number: call.round,
+        // It may have been chosen, and the member that calls does not know yet.
+        let seats = seats.ok_or_else(|| {
+            let number = call.round;
+            let reason =
+                format!("no receiver outside of the tree of group {job:?} has the number {number} now");
+            Refusal::later("round", reason)
         })?;
         check_size(job, seats.len(), call.size)?;
         match seats.get(usize::from(*rank)) {
@@ -108,19 +111,17 @@ impl Core {
             && name != host
             && !self.facts.knows_host(host)
         {
-            let (host, name) = (host.clone(), name.clone());
-            return Err(Refusal::OtherSpelling { host, name });
+            let reason = format!(
+                "host {host:?} is not known; the certificate of the caller has the name {name:?}: use this one"
+            );
+            return Err(Refusal::wrong("host", reason));
         }
         match self.facts.host_of(*ip, Some(host)) {
             Some(other)
                 if !caller.may_be(other)
                     && !group.is_some_and(|group| self.groups.has_queue_pair(endpoint, group)) =>
             {
-                Err(Refusal::AddressTaken {
-                    field: "ip".into(),
-                    ip: *ip,
-                    host: other.into(),
-                })
+                Err(Refusal::address_taken("ip", *ip, other))
             }
             _ => self.check_mac(caller, host, *mac),
         }

@@ -81,6 +81,7 @@ impl Core {
             entry.confirmed.clear();
             entry.problems.retain(|switch, _| record.placed.contains(switch));
             entry.rules_ended();
+            self.works.updates.remove(&name);
         }
         self.groups.put(record);
         self.notify(&name);
@@ -440,10 +441,7 @@ impl Core {
                 Some(None) => drop(entry.confirmed.remove(switch)),
                 // It is removed, or was evicted with the members there.
                 None if record.wanted_rule(switch).is_none() && is_cleared() => {
-                    entry.problems.remove(switch);
-                    self.try_change(name, |r| {
-                        r.placed.remove(switch);
-                    });
+                    self.has_its_part(switch, name)
                 }
                 _ => {}
             }

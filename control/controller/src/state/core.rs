@@ -14,7 +14,6 @@ use crate::error::Refusal;
 use crate::state::broken_links::Changed;
 use crate::state::change::{Postponed, WhenStored};
 use crate::state::driver::Works;
-use crate::state::driver::updates::Updates;
 use crate::state::fabric::{Fabric, Facts};
 use crate::state::journal::Journal;
 use crate::state::lost_switches::Signs;
@@ -77,7 +76,6 @@ pub(crate) struct Core {
     pub(crate) multicast_routes: MulticastRoutes,
     pub(crate) timers: Timers<Owner>,
     pub(crate) works: Works,
-    pub(crate) updates: Updates,
     pub(crate) draws: Draws,
 }
 
@@ -136,7 +134,6 @@ impl Core {
             multicast_routes,
             timers: Timers::default(),
             works: Works::default(),
-            updates: Updates::default(),
             draws: Draws::new(seed),
             config,
         }
@@ -176,10 +173,7 @@ impl Core {
             .or_else(|| self.others.doubt().filter(|_| !was_here))
             .or_else(unasked);
         match reason {
-            Some(reason) => Refusal::NotKnown {
-                name: name.into(),
-                reason,
-            },
+            Some(reason) => Refusal::later("group", format!("group {name:?} is not known yet: {reason}")),
             None => Refusal::UnknownGroup { name: name.into() },
         }
     }
@@ -227,16 +221,14 @@ impl Core {
 
     /// Whether a group may be created with this name.
     pub(crate) fn free_name(&self, name: &str) -> Result<(), Refusal> {
-        let taken = |phase| {
-            Err(Refusal::DuplicateGroup {
-                name: name.into(),
-                phase,
-            })
+        let taken = |phase: &str| {
+            let reason = format!("there is a group {name:?} already ({phase})");
+            Err(Refusal::taken("name", reason))
         };
         match (self.groups.get(name), self.others.wrong_store()) {
             (Some(entry), _) => taken(entry.phase_name()),
             (None, _) if self.set_apart.contains_key(name) => taken("its record does not read"),
-            (None, Some(reason)) => Err(Refusal::WrongStore { reason }),
+            (None, Some(reason)) => Err(Refusal::not_now("name", format!("no group is created: {reason}"))),
             // Its members, who may be back, would get another one.
             (None, None) if self.unexplained(name).is_some() => Err(self.unknown(name)),
             (None, None) => Ok(()),

@@ -1,25 +1,22 @@
-//! Takes a group from one resting phase to the next: plans it and programs its switches, or removes it from them.
+//! Takes a group from one resting phase to the next: plans it and programs its switches, or removes it from them. While it runs, its switches
+//! get its changed rules.
 //!
 //! One step at a time, each of which waits for something outside. Nothing of it is stored: the next start reads the desired state from the
 //! store, and the reported state from the switches. A group that has changed when its step ends is looked at anew.
 
-pub(crate) mod updates;
-
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::config::Checkpoint;
 use crate::state::journal::Pending;
 use crate::state::{
-    After, Asked, Cause, Core, Due, Effect, Ending, Entry, Event, Failure, Layout, NoPlan, Owner, Phase,
-    Plan, Planning, Record, planning,
+    After, Asked, Cause, Core, Due, Effect, Ending, Entry, Event, Failure, Layout, NoPlan, Phase, Plan,
+    Planning, Record, planning,
 };
 
 /// Maximum number of calls per switch of a tree in one installation.
 const CALLS_PER_SWITCH_MAX: usize = 4;
-/// Groups that are planned again at once when there are new reports: others use the lock in between.
-const REPLANNED_TOGETHER: usize = 64;
 
 /// What is done for a group.
 pub(crate) struct Work {
@@ -41,20 +38,18 @@ enum Step {
     Planned { reports: u64 },
     /// Reports without which the group cannot be planned.
     Reported(Failure),
-    /// A switch has its rules of this plan.
-    Installed {
-        switch: String,
-        generation: u64,
-        plan: Arc<Plan>,
-        calls_left: usize,
-    },
-    /// A switch has none of its rules.
-    Removed {
-        switch: String,
-        generation: u64,
-        left: VecDeque<String>,
-        cleared: BTreeSet<String>,
-    },
+    /// A switch does its part of a task on this generation.
+    Synced(String, u64, Task),
+}
+
+/// What the switches of a group do one after the other.
+enum Task {
+    /// They get its rules of this plan; the number of calls that are left.
+    Install(Arc<Plan>, usize),
+    /// They lose its rules: those that are left, and those that have none.
+    Remove(VecDeque<String>, BTreeSet<String>),
+    /// They get its changed rules, or lose them if they are not in the tree any more: those that are left.
+    Update(VecDeque<String>),
 }
 
 /// The work on all groups.
@@ -62,17 +57,17 @@ enum Step {
 pub(crate) struct Works {
     /// Of the last step.
     number: u64,
-    /// Groups that wait for reports, and those of them that were waiting when the last one came.
+    /// Groups that wait for reports, and have got none since.
     to_report: BTreeSet<String>,
-    to_replan: BTreeSet<String>,
+    /// Running groups whose changed rules are to go to their switches, and whether the leaves come first.
+    pub(crate) updates: BTreeMap<String, bool>,
     /// Number of times at which there was something new of switches or hosts.
     reports: u64,
 }
 
 impl Works {
-    fn next_number(&mut self) -> u64 {
-        self.number += 1;
-        self.number
+    fn is_needed(&self, record: &Record) -> bool {
+        record.phase.needs_driver() || self.updates.contains_key(&record.name)
     }
 }
 
@@ -93,12 +88,14 @@ impl Core {
         };
         let record = entry.record();
         let is_due = match &entry.work {
-            None => record.phase.needs_driver(),
+            None => self.works.is_needed(record),
             Some(work) => match work.step {
                 // Other changes keep nobody waiting: a switch gets nothing that is not on disk.
                 Step::Stored { call, .. } => call != called_for(record),
                 // Whoever ends the group does not wait for reports.
                 Step::Reported(_) => record.phase != Phase::Installing,
+                // Nor for a switch that is to have what it loses again.
+                Step::Synced(_, _, Task::Update(_)) => record.phase.needs_driver(),
                 _ => false,
             },
         };
@@ -145,42 +142,25 @@ impl Core {
 
     /// There is something new of switches or hosts.
     pub(crate) fn reported(&mut self) {
-        let works = &mut self.works;
-        works.reports += 1;
-        works.to_replan.append(&mut works.to_report);
-        if !works.to_replan.is_empty() {
-            self.timers.set(Owner::Reports, self.now);
+        self.works.reports += 1;
+        for name in std::mem::take(&mut self.works.to_report) {
+            // Others use the lock in between.
+            self.set_timer(&name, Due::Work, Duration::ZERO);
         }
         self.effects.push(Effect::FabricChanged);
     }
 
-    pub(crate) fn plan_those_that_wait(&mut self) {
-        for _ in 0..REPLANNED_TOGETHER {
-            let Some(name) = self.works.to_replan.pop_first() else {
-                return;
-            };
-            let waits = |e: &Entry| {
-                e.work
-                    .as_ref()
-                    .is_some_and(|w| matches!(w.step, Step::Reported(_)))
-            };
-            if self.groups.get(&name).is_some_and(waits) {
-                self.go_on(&name);
-            }
-        }
-        if !self.works.to_replan.is_empty() {
-            self.timers.set(Owner::Reports, self.now);
-        }
-    }
-
-    /// What the work has waited for is stored, or it has waited for long enough.
+    /// What the work has waited for is stored or reported, or it has waited for long enough.
     pub(crate) fn work_due(&mut self, name: &str) {
         let work = self.groups.get(name).and_then(|entry| entry.work.as_ref());
         match work.map(|work| &work.step) {
             Some(Step::Stored { .. }) => self.go_on(name),
             Some(Step::Reported(failure)) => {
                 let failure = failure.clone();
-                self.reports_are_missing(name, failure);
+                match self.works.to_report.contains(name) {
+                    true => self.reports_are_missing(name, failure),
+                    false => self.go_on(name),
+                }
             }
             _ => {}
         }
@@ -192,6 +172,18 @@ impl Core {
             return;
         };
         let record = entry.record();
+        let update = self.works.updates.remove(name);
+        if let Some(leaves_first) = update.filter(|_| record.phase.has_run()) {
+            let mut switches = top_down(record);
+            if leaves_first {
+                // What is to be removed comes last in either order.
+                let tree = record.plan.as_ref().map_or(0, |plan| plan.tree.len());
+                switches[..tree].reverse();
+            }
+            switches.retain(|switch| !entry.confirmed.contains(*switch));
+            let (generation, left) = (record.generation, switches.into_iter().cloned().collect());
+            return self.update_next(name, generation, left);
+        }
         if !record.phase.needs_driver() || self.store_error.is_some() {
             return self.rest(name);
         }
@@ -210,7 +202,7 @@ impl Core {
     fn rest(&mut self, name: &str) {
         if let Some(entry) = self.groups.get_mut(name) {
             entry.work = None;
-            if entry.record().phase.needs_driver() {
+            if self.works.is_needed(entry.record()) {
                 self.postpone(name.into());
             }
         }
@@ -222,14 +214,14 @@ impl Core {
         let deadline = self.now + self.config.timeouts.host;
         let entry = self.groups.get_mut(name)?;
         let until = entry.work.as_ref().and_then(|work| work.until).or(Some(deadline));
-        let number = self.works.next_number();
+        self.works.number += 1;
+        let number = self.works.number;
         entry.work = Some(Work {
             number,
             until: until.filter(|_| waits),
             step,
         });
         self.works.to_report.remove(name);
-        self.works.to_replan.remove(name);
         self.cancel_timer(name, &Due::Work);
         Some(number)
     }
@@ -355,30 +347,30 @@ impl Core {
             let declined = Declined::unreachable(&switch, reason);
             return self.turned_down(name, generation, &plan, (&switch, declined));
         }
-        let step = Step::Installed {
-            switch: switch.clone(),
-            generation,
-            plan,
-            calls_left: calls_left.saturating_sub(1),
-        };
-        self.sync(name, switch.clone(), step, (after, Checkpoint::Installed(switch)));
+        let task = Task::Install(plan, calls_left.saturating_sub(1));
+        self.sync(name, (switch, generation), task, after);
     }
 
     fn sync(
         &mut self,
         name: &str,
-        switch: String,
-        step: Step,
-        (after, then): (Option<Checkpoint>, Checkpoint),
+        (switch, generation): (String, u64),
+        task: Task,
+        after: Option<Checkpoint>,
     ) {
-        if let Some(number) = self.begin_step(name, step) {
+        let then = match &task {
+            Task::Install(..) => Some(Checkpoint::Installed(switch.clone())),
+            Task::Remove(..) => Some(Checkpoint::Removed(switch.clone())),
+            Task::Update(_) => None,
+        };
+        if let Some(number) = self.begin_step(name, Step::Synced(switch.clone(), generation, task)) {
             let group = name.into();
             self.effects.push(Effect::Sync(Asked {
                 group,
                 switch,
                 number,
                 after,
-                then: Some(then),
+                then,
             }));
         }
     }
@@ -386,39 +378,30 @@ impl Core {
     /// A switch has the rules that a group wants there now, or declines them.
     pub(crate) fn handle_synced(&mut self, name: &str, number: u64, done: Result<(), Declined>) {
         if self.at_step(name, number).is_none() {
-            return self.handle_updated(number, done);
+            return;
         }
         let Some(entry) = self.groups.get_mut(name) else {
             return;
         };
-        let Some(work) = entry.work.take() else { return };
-        match work.step {
-            Step::Installed {
-                switch,
-                generation,
-                plan,
-                calls_left,
-            } => {
+        let step = entry.work.take().map(|work| work.step);
+        let Some(Step::Synced(switch, generation, task)) = step else {
+            return;
+        };
+        match task {
+            Task::Install(plan, calls_left) => {
                 // A store that fails may have taken the plan back.
                 let record = entry.record();
                 let is_same = is_installing(record, generation) && record.is_placed_by(&plan);
                 match done {
                     _ if !is_same => self.go_on_when_stored(name),
                     Ok(()) => {
-                        entry.problems.remove(&switch);
-                        entry.confirmed.insert(switch);
-                        self.notify(name);
+                        self.has_its_part(&switch, name);
                         self.install_next(name, plan, calls_left, None);
                     }
                     Err(declined) => self.turned_down(name, generation, &plan, (&switch, declined)),
                 }
             }
-            Step::Removed {
-                switch,
-                generation,
-                left,
-                mut cleared,
-            } => {
+            Task::Remove(left, mut cleared) => {
                 match done {
                     Ok(()) => drop(cleared.insert(switch)),
                     Err(Declined { words: reason, .. }) => {
@@ -428,8 +411,39 @@ impl Core {
                 }
                 self.remove_next(name, (generation, left, cleared), None);
             }
-            step => entry.work = Some(Work { step, ..work }),
+            Task::Update(left) => {
+                let runs = |r: &Record| r.generation == generation && r.phase.has_run();
+                match done {
+                    _ if !runs(entry.record()) => return self.go_on_when_stored(name),
+                    Ok(()) => self.has_its_part(&switch, name),
+                    Err(Declined { failure, .. }) => {
+                        let reason = failure.reason;
+                        self.unsettled(&switch, name, &reason);
+                        self.give_up_all_joining(name, &format!("switch {switch} {reason}"));
+                    }
+                }
+                self.recover(name);
+                // Those that are given up change the rules again.
+                let goes_on = |e: &Entry| e.work.is_none() && runs(e.record());
+                if self.groups.get(name).is_some_and(goes_on) {
+                    self.update_next(name, generation, left);
+                }
+            }
         }
+    }
+
+    /// The switches of a running group get its changed rules when they are on disk, one after the other: the top one first, or the leaves, so
+    /// that all below a switch are ready for what it sends them. One that cannot be reached gets them when it is reconciled; nobody joins then.
+    pub(crate) fn update(&mut self, name: &str, leaves_first: bool) {
+        self.works.updates.insert(name.into(), leaves_first);
+        self.go_on_when_stored(name);
+    }
+
+    fn update_next(&mut self, name: &str, generation: u64, mut left: VecDeque<String>) {
+        let Some(switch) = left.pop_front() else {
+            return self.rest(name);
+        };
+        self.sync(name, (switch, generation), Task::Update(left), None);
     }
 
     /// A switch refused its part: places the group again, or refuses it if there is no other place.
@@ -528,13 +542,7 @@ impl Core {
         let Some(switch) = left.pop_front() else {
             return self.removed(name, generation, &cleared);
         };
-        let step = Step::Removed {
-            switch: switch.clone(),
-            generation,
-            left,
-            cleared,
-        };
-        self.sync(name, switch.clone(), step, (after, Checkpoint::Removed(switch)));
+        self.sync(name, (switch, generation), Task::Remove(left, cleared), after);
     }
 
     /// All its switches were asked.

@@ -327,12 +327,16 @@ impl Facts {
         self.macs.extend(mac.map(|mac| (mac, name.to_owned())));
     }
 
+    /// The hosts with an address.
+    fn named(&self, ip: Ipv4Addr) -> impl Iterator<Item = &str> {
+        let named = self.names.range((ip, String::new())..);
+        let named = named.take_while(move |(theirs, _)| *theirs == ip);
+        named.map(|(_, name)| name.as_str())
+    }
+
     /// A host with this address, other than `but`.
     pub(crate) fn host_of(&self, ip: Ipv4Addr, but: Option<&str>) -> Option<&str> {
-        let named = self.names.range((ip, String::new())..);
-        let named = named.take_while(|(theirs, _)| *theirs == ip);
-        let mut named = named.map(|(_, name)| name.as_str());
-        named.find(|name| Some(*name) != but)
+        self.named(ip).find(|name| Some(*name) != but)
     }
 
     /// The hosts with an Ethernet address, as they have reported or else as the file has it.
@@ -346,19 +350,15 @@ impl Facts {
     fn hosts_seen_with(&self, mac: [u8; 6], all: &Sightings) -> BTreeSet<&str> {
         let mut hosts = BTreeSet::new();
         for (ip, at) in all.by_mac.get(&mac).into_iter().flatten() {
-            let named = self.names.range((*ip, String::new())..);
-            let named = named.take_while(|(theirs, _)| theirs == ip);
-            let named = named.map(|(_, name)| name.as_str());
-            hosts.extend(named.filter(|name| self.place_in_file(name).as_ref() == Some(at)));
+            let is_there = |name: &&str| self.place_in_file(name).as_ref() == Some(at);
+            hosts.extend(self.named(*ip).filter(is_there));
         }
         hosts
     }
 
     /// Whether a host has reported this address.
     fn has_reported(&self, ip: Ipv4Addr) -> bool {
-        let named = self.names.range((ip, String::new())..);
-        let mut named = named.take_while(|(theirs, _)| *theirs == ip);
-        named.any(|(_, name)| self.hosts.contains_key(name))
+        self.named(ip).any(|name| self.hosts.contains_key(name))
     }
 
     /// The addresses of a host, if they are known. Its own report counts more than the file.

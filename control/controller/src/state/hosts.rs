@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use castnet_rules::HostEndpoint;
 use castnet_wire::MacAddr;
 
-use crate::error::Refusal;
+use crate::error::{Refusal, list_text};
 use crate::state::kinds::Party;
 use crate::state::pace::Turn;
 use crate::state::{Core, HostRecord};
@@ -120,15 +120,19 @@ impl Core {
     pub(crate) fn forget_host(&mut self, name: &str) -> Result<(), Refusal> {
         if !self.facts.hosts.contains_key(name) {
             return Err(match self.facts.knows_host(name) {
-                true => Refusal::HostOfFile { host: name.into() },
-                false => Refusal::NoHost { host: name.into() },
+                true => {
+                    let reason =
+                        format!("host {name:?} is in the topology file, which is where to take it out");
+                    Refusal::not_now("name", reason)
+                }
+                false => Refusal::missing("name", format!("there is no host {name:?}")),
             });
         }
         // A job does not keep the place of a host that has gone.
         let groups = self.groups_with(name, |party, of_job| party.ends.is_some() || !of_job);
         if !groups.is_empty() {
-            let host = name.into();
-            return Err(Refusal::HostInGroups { host, groups });
+            let reason = format!("host {name:?} is a member of groups: {}", list_text(&groups));
+            return Err(Refusal::not_now("name", reason));
         }
         self.journal.check_open()?;
         tracing::info!(host = name, "forgotten");

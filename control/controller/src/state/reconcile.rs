@@ -22,16 +22,16 @@ pub(crate) struct Found {
     pub(crate) group: String,
 }
 
-/// What turns `found` into `wanted`. Removals come first, as they make room.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Diff {
-    /// Rules to remove, with their generations.
-    pub(crate) removals: BTreeMap<McstId, u64>,
-    /// Rules to install; an older one is replaced.
-    pub(crate) installs: BTreeSet<McstId>,
-}
+/// Generations of rules, by address.
+pub(crate) type Rules = BTreeMap<McstId, u64>;
 
 impl Version {
+    /// Whether a switch that has this generation gets the rule when it is reconciled. Drivers install groups that have not run yet, switch by
+    /// switch.
+    pub(crate) fn is_lacking(self, there: Option<u64>) -> bool {
+        self.has_run && there != Some(self.generation)
+    }
+
     /// The rule as it is installed if it is missing.
     pub(crate) fn rule(self, planned: GroupRule) -> GroupRule {
         match self.has_run {
@@ -42,19 +42,14 @@ impl Version {
     }
 }
 
-/// Drivers install groups that have not run yet, switch by switch: a missing rule of such a group is not installed
-/// here, and a present one stays. `found`: those of this controller. A version newer than the desired one (the store was restored from a
-/// backup) is removed first, as a switch refuses older versions.
-pub(crate) fn diff(wanted: &BTreeMap<McstId, Version>, found: &[Found]) -> Diff {
-    let ours: BTreeMap<McstId, u64> = found.iter().map(|f| (f.mcst_id, f.generation)).collect();
-    let installs = wanted
-        .iter()
-        .filter(|(mcst_id, wanted)| wanted.has_run && ours.get(mcst_id) != Some(&wanted.generation))
-        .map(|(mcst_id, _)| *mcst_id)
-        .collect();
-    let mut removals = ours;
-    removals.retain(|mcst_id, generation| wanted.get(mcst_id).is_none_or(|w| *generation > w.generation));
-    Diff { removals, installs }
+/// What is to be removed of what a switch has of this controller, and what stays. `replaced`: addresses that have rules of forgotten groups.
+/// A version newer than the desired one (the store was restored from a backup) is removed, as a switch refuses older versions.
+pub(crate) fn split(wanted: &Rules, replaced: &BTreeSet<McstId>, found: &[Found]) -> (Rules, Rules) {
+    let is_unwanted = |(mcst_id, generation): &(McstId, u64)| {
+        replaced.contains(mcst_id) || wanted.get(mcst_id).is_none_or(|wanted| generation > wanted)
+    };
+    let found = found.iter().map(|found| (found.mcst_id, found.generation));
+    found.partition(is_unwanted)
 }
 
 #[cfg(test)]
@@ -95,7 +90,7 @@ mod tests {
         }
     }
 
-    fn there(mcst_id: McstId, generation: u64) -> Found {
+    fn rule_there(mcst_id: McstId, generation: u64) -> Found {
         let group = "g".into();
         Found {
             mcst_id,
@@ -104,21 +99,27 @@ mod tests {
         }
     }
 
-    /// A switch that does what it is told, by the agent's rules.
-    fn carry_out(diff: &Diff, wanted: &BTreeMap<McstId, Version>, found: &mut Vec<Found>) {
-        for (mcst_id, generation) in &diff.removals {
-            let before = found.len();
-            found.retain(|f| (f.mcst_id, f.generation) != (*mcst_id, *generation));
-            assert_eq!(found.len(), before - 1, "removes what is there");
-        }
-        for mcst_id in &diff.installs {
+    /// A switch that does what it is told, by the agent's rules. Returns what it was told.
+    fn reconcile(wanted: &BTreeMap<McstId, Version>, found: &mut Vec<Found>) -> (Rules, BTreeSet<McstId>) {
+        let generations = wanted
+            .iter()
+            .map(|(mcst_id, version)| (*mcst_id, version.generation));
+        let (removals, there) = split(&generations.collect(), &BTreeSet::new(), found);
+        found.retain(|f| removals.get(&f.mcst_id) != Some(&f.generation));
+        assert_eq!(found.len(), there.len(), "the others stay");
+        let lacks =
+            |(mcst_id, version): &(&McstId, &Version)| version.is_lacking(there.get(mcst_id).copied());
+        let lacking = wanted.iter().filter(lacks);
+        let installs: BTreeSet<McstId> = lacking.map(|(mcst_id, _)| *mcst_id).collect();
+        for mcst_id in &installs {
             let generation = wanted[mcst_id].generation;
             if let Some(old) = found.iter().position(|f| f.mcst_id == *mcst_id) {
                 let old = found.remove(old);
                 assert!(old.generation < generation, "replaces an older one");
             }
-            found.push(there(*mcst_id, generation));
+            found.push(rule_there(*mcst_id, generation));
         }
+        (removals, installs)
     }
 
     proptest! {
@@ -132,23 +133,21 @@ mod tests {
                 .into_iter()
                 .map(|(n, (generation, has_run))| (id(n), Version { generation, has_run }))
                 .collect();
-            let found = found.into_iter().map(|(n, generation)| there(id(n), generation));
+            let found = found.into_iter().map(|(n, generation)| rule_there(id(n), generation));
             let mut found: Vec<Found> = found.collect();
-            let actions = diff(&wanted, &found);
-            for mcst_id in &actions.installs {
+            let all = |found: &[Found]| found.iter().map(|f| (f.mcst_id, f.generation)).collect();
+            let before: Rules = all(&found);
+            let (_, installs) = reconcile(&wanted, &mut found);
+            for mcst_id in &installs {
                 prop_assert!(wanted[mcst_id].has_run);
             }
-            let all = |found: &[Found]| found.iter().map(|f| (f.mcst_id, f.generation)).collect();
-            let before: BTreeMap<McstId, u64> = all(&found);
-            carry_out(&actions, &wanted, &mut found);
-            prop_assert_eq!(diff(&wanted, &found), Diff::default());
+            prop_assert_eq!(reconcile(&wanted, &mut found), (Rules::new(), BTreeSet::new()));
             // Of those that are being installed: what was there and is not too new.
             let stays = |m: &McstId, w: &Version| {
                 let there = before.get(m).copied();
                 if w.has_run { Some(w.generation) } else { there.filter(|g| *g <= w.generation) }
             };
-            let expected: BTreeMap<McstId, u64> =
-                wanted.iter().filter_map(|(m, w)| Some((*m, stays(m, w)?))).collect();
+            let expected: Rules = wanted.iter().filter_map(|(m, w)| Some((*m, stays(m, w)?))).collect();
             prop_assert_eq!(all(&found), expected);
         }
     }
@@ -172,7 +171,7 @@ mod tests {
             has_run: true,
         };
         let wanted = BTreeMap::from([(id(1), version)]);
-        let found = [there(id(1), 3)];
-        assert_eq!(diff(&wanted, &found), Diff::default());
+        let mut found = vec![rule_there(id(1), 3)];
+        assert_eq!(reconcile(&wanted, &mut found), (Rules::new(), BTreeSet::new()));
     }
 }

@@ -297,11 +297,14 @@ impl Record {
         let members = self.kind.behaviour().parties().len();
         let bytes = members * (MEMBER + LANE * self.more_lanes.len());
         match bytes > most {
-            true => Err(Refusal::TooLarge {
-                group: self.name.clone(),
-                bytes,
-                most,
-            }),
+            true => {
+                let reason = format!(
+                    "group {:?} could take {bytes} bytes in the store, and etcd takes {most} in an entry: fewer members or lanes, or a store \
+                     on a file",
+                    self.name
+                );
+                Err(Refusal::no_room("size", reason))
+            }
             false => Ok(()),
         }
     }

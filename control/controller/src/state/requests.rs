@@ -37,9 +37,10 @@ impl Core {
         let first = mcst_ids.next();
         let more: Vec<McstId> = mcst_ids.collect();
         let first = first.filter(|_| more.len() + 1 == usize::from(lanes));
-        let exhausted = || Refusal::PoolExhausted {
-            pool,
-            size: pool.hosts().count(),
+        let exhausted = || {
+            let size = pool.hosts().count();
+            let reason = format!("the pool {pool} is used up: all {size} McstIDs are in use");
+            Refusal::no_room("mcst_id", reason)
         };
         Ok((first.ok_or_else(exhausted)?, more))
     }
@@ -47,43 +48,42 @@ impl Core {
     /// Refuses unknown hosts. Without a file any host may exist: it is looked for when it joins.
     pub(crate) fn check_known(&self, field: impl Display, host: &str) -> Result<(), Refusal> {
         if self.facts.file.is_some() && !self.facts.knows_host(host) {
-            let (field, host) = (field.to_string(), host.into());
-            return Err(Refusal::UnknownHost { field, host });
+            let reason =
+                format!("there is no host {host:?}: neither the topology has it nor has it been registered");
+            return Err(Refusal::missing(field, reason));
         }
         Ok(())
     }
 
     pub(crate) fn check_no_switch(&self, field: impl Display, host: &str) -> Result<(), Refusal> {
         if self.facts.knows_switch(host) {
-            let (field, name) = (field.to_string(), host.into());
-            return Err(Refusal::NameOfSwitch { field, name });
+            return Err(Refusal::taken(field, format!("{host:?} is a switch")));
         }
         Ok(())
     }
 
     fn check_mcst_id(&self, mcst_id: McstId) -> Result<(), Refusal> {
         if let Some(entry) = self.groups.by_mcst_id(mcst_id) {
-            let group = entry.record().name.clone();
-            return Err(Refusal::McstIdTaken { mcst_id, group });
+            let reason = format!("{mcst_id} is the McstID of group {:?}", entry.record().name);
+            return Err(Refusal::taken("mcst_id", reason));
         }
         if let Some(WrittenOff { group, switches }) = self.written_off.get(&mcst_id) {
-            let (group, switches) = (group.clone(), switches.iter().cloned().collect());
-            return Err(Refusal::McstIdWrittenOff {
-                mcst_id,
-                group,
-                switches,
-            });
+            let switches: Vec<&str> = switches.iter().map(String::as_str).collect();
+            let reason = format!(
+                "{mcst_id} was the McstID of group {group:?}, which was destroyed by force: switch {} may still have it",
+                switches.join(", ")
+            );
+            return Err(Refusal::taken("mcst_id", reason));
         }
         if let Some(switch) = self.others.switch_with(mcst_id) {
-            let switch = switch.into();
-            return Err(Refusal::McstIdOfOthers { mcst_id, switch });
+            let reason = format!(
+                "{mcst_id} is the McstID of a group on switch {switch} that this controller does not have (of a rule file, an operator or \
+                 another controller): give another one, or none"
+            );
+            return Err(Refusal::taken("mcst_id", reason));
         }
         match self.facts.host_of(mcst_id.0, None) {
-            Some(host) => Err(Refusal::AddressTaken {
-                field: "mcst_id".into(),
-                ip: mcst_id.0,
-                host: host.into(),
-            }),
+            Some(host) => Err(Refusal::address_taken("mcst_id", mcst_id.0, host)),
             None => Ok(()),
         }
     }
@@ -100,12 +100,8 @@ impl Core {
             let field = format_args!("{field}{}", more.as_deref().unwrap_or_default());
             self.check_addresses(format_args!("{field}."), endpoint)?;
             if let Some(other) = self.groups.of_queue_pair(endpoint, group) {
-                return Err(Refusal::QueuePairTaken {
-                    field: format!("{field}.qpn"),
-                    ip: endpoint.ip,
-                    qpn: endpoint.qpn,
-                    group: other.into(),
-                });
+                let field = format_args!("{field}.qpn");
+                return Err(Refusal::queue_pair_taken(field, endpoint, other));
             }
         }
         Ok(())
@@ -136,15 +132,14 @@ impl Core {
             name: host, ip, mac, ..
         } = endpoint;
         if self.groups.by_mcst_id(McstId(*ip)).is_some() {
-            let field = format!("{prefix}ip");
-            return Err(Refusal::AddressIsMcstId { field, ip: *ip });
+            // Not of which group: a host may not know it.
+            let reason = format!("{ip} is the McstID of a group, so no host can have it");
+            return Err(Refusal::wrong(format_args!("{prefix}ip"), reason));
         }
         if let Some(known) = self.facts.file.as_ref().and_then(|f| f.host(host)) {
-            let other = |field, given: &dyn Display, known: &dyn Display| Refusal::OtherAddress {
-                field: format!("{prefix}{field}"),
-                host: host.clone(),
-                given: given.to_string(),
-                known: known.to_string(),
+            let other = |field: &str, given: &dyn Display, known: &dyn Display| {
+                let reason = format!("the topology says that host {host:?} has {known}, not {given}");
+                Refusal::wrong(format_args!("{prefix}{field}"), reason)
             };
             if let Some(known) = known.ip.filter(|known| known != ip) {
                 return Err(other("ip", ip, &known));
@@ -155,11 +150,7 @@ impl Core {
         }
         match self.facts.host_of(*ip, Some(host)) {
             Some(taken) if self.gives_way(taken, *mac) => Ok(()),
-            Some(taken) => Err(Refusal::AddressTaken {
-                field: format!("{prefix}ip"),
-                ip: *ip,
-                host: taken.into(),
-            }),
+            Some(taken) => Err(Refusal::address_taken(format_args!("{prefix}ip"), *ip, taken)),
             None => Ok(()),
         }
     }

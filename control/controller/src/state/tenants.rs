@@ -9,7 +9,7 @@ use crate::error::Refusal;
 use crate::state::{Core, Record, pool};
 
 /// In quotas of groups, each lane of a group counts once for each so many ranks: a record has a connection for each rank and lane.
-pub(crate) const RANKS_PER_GROUP: u64 = 64;
+const RANKS_PER_GROUP: u64 = 64;
 
 /// A host without a tenant has one of so many parts of the pool of McstIDs, and one McstID at least.
 const HOST_PART_OF_POOL: u64 = 4;
@@ -167,22 +167,26 @@ impl Core {
                 false => Ok(()),
             };
         };
+        let name = &tenant.name;
         match (tenant.bandwidth, record.rate_limit) {
             (Some(quota), None) => {
-                let tenant = tenant.name.clone();
-                return Err(Refusal::NoRateLimit { tenant, quota });
+                let reason = format!(
+                    "tenant {name:?} may have {quota}b/s of bandwidth for all its groups, so each of them needs a rate limit: give it one \
+                     (--rate), or name one for all in the controller's configuration (group_bandwidth)"
+                );
+                return Err(Refusal::wrong("rate_limit", reason));
             }
             (Some(_), Some(RateLimit { rate, burst_bytes })) if burst_bytes > burst_max(rate) => {
-                return Err(Refusal::BurstTooLarge {
-                    tenant: tenant.name.clone(),
-                    rate,
-                    burst_bytes,
-                    most: burst_max(rate),
-                });
+                let most = burst_max(rate);
+                let reason = format!(
+                    "tenant {name:?} has a quota of bandwidth, in which a group with a rate limit of {rate}b/s may have a burst of {most} bytes \
+                     at most, not {burst_bytes}"
+                );
+                return Err(Refusal::wrong("rate_limit.burst_bytes", reason));
             }
             _ => {}
         }
-        let (used, more) = (self.groups.used_by(&tenant.name), Quotas::of(record));
+        let (used, more) = (self.groups.used_by(name), Quotas::of(record));
         let count: fn(u64) -> String = |n| n.to_string();
         // A sum of rates may be larger than each rate can be.
         let rate: fn(u64) -> String =
@@ -195,12 +199,12 @@ impl Core {
         ] {
             let exceeded = |quota: &u64| used.checked_add(more).is_none_or(|sum| sum > *quota);
             if let Some(quota) = quota.filter(exceeded) {
-                return Err(Refusal::Quota {
-                    tenant: tenant.name.clone(),
-                    quota: format!("{} {what}", show(quota)),
-                    used: show(used),
-                    more: show(more),
-                });
+                let (quota, used, more) = (show(quota), show(used), show(more));
+                let reason = format!(
+                    "tenant {name:?} may have {quota} {what}, has {used}, and this group needs {more} (each lane of a group counts, once for \
+                     each {RANKS_PER_GROUP} ranks)"
+                );
+                return Err(Refusal::no_room("tenant", reason));
             }
         }
         Ok(())
@@ -208,28 +212,25 @@ impl Core {
 
     /// Refuses a group that exceeds what a host without a tenant may create: groups, and McstIDs of a pool that may be small.
     fn check_host_quotas(&self, config: &Config, record: &Record) -> Result<(), Refusal> {
-        let host = || record.owner.clone();
-        let (used, more) = (self.groups.owned_by(&record.owner), Quotas::of(record).groups);
-        if used + more > config.host_groups {
-            return Err(Refusal::HostQuota {
-                host: host(),
-                quota: config.host_groups,
-                used,
-                more,
-            });
+        let (host, quota) = (&record.owner, config.host_groups);
+        let (used, more) = (self.groups.owned_by(host), Quotas::of(record).groups);
+        if used + more > quota {
+            let reason = format!(
+                "host {host:?} may have created {quota} groups, has {used}, and this one needs {more} (each lane of a group counts, once for \
+                 each {RANKS_PER_GROUP} ranks): an operator gives it a tenant, or more host_groups"
+            );
+            return Err(Refusal::no_room("host_groups", reason));
         }
         let pool = self.mcst_pool;
         let share = (pool::size(pool) / HOST_PART_OF_POOL).max(1);
         let of_pool = record.all_mcst_ids().filter(|mcst_id| pool.contains(&mcst_id.0));
-        let (used, more) = (self.groups.of_pool(&record.owner), of_pool.count() as u64);
+        let (used, more) = (self.groups.of_pool(host), of_pool.count() as u64);
         if used + more > share {
-            return Err(Refusal::HostPool {
-                host: host(),
-                pool,
-                share,
-                used,
-                more,
-            });
+            let reason = format!(
+                "host {host:?} may have {share} McstIDs of the pool {pool}, has {used}, and this group needs {more}: an operator gives the \
+                 host a tenant, or makes mcst_pool larger"
+            );
+            return Err(Refusal::no_room("mcst_pool", reason));
         }
         Ok(())
     }
@@ -254,11 +255,8 @@ mod tests {
         core.seat_rank(join("a", 0, 129, ""), "h0").map(drop).unwrap();
         assert_eq!(core.groups.owned_by("h0"), 3);
         let refused = core.seat_rank(join("b", 0, 65, ""), "h0").map(drop).unwrap_err();
-        assert!(
-            matches!(&refused, Refusal::HostQuota { used: 3, more: 2, .. }),
-            "{refused}"
-        );
-        assert!(refused.to_string().contains("each 64 ranks"), "{refused}");
+        let words = "may have created 4 groups, has 3, and this one needs 2 (each lane of a group counts, once for each 64 ranks)";
+        assert!(refused.to_string().contains(words), "{refused}");
         core.seat_rank(join("b", 0, 64, ""), "h0").map(drop).unwrap();
         for group in ["a", "b"] {
             core.forget(group).unwrap();
@@ -277,16 +275,8 @@ mod tests {
             core.seat_rank(join(job, 0, 2, ""), "h0").map(drop).unwrap();
         }
         let refused = core.seat_rank(join("d", 0, 2, ""), "h0").map(drop).unwrap_err();
-        let is_share = matches!(
-            &refused,
-            Refusal::HostPool {
-                share: 3,
-                used: 3,
-                ..
-            }
-        );
-        assert!(is_share, "{refused}");
-        assert!(refused.to_string().contains("10.200.0.0/28"), "{refused}");
+        let words = "may have 3 McstIDs of the pool 10.200.0.0/28, has 3, ";
+        assert!(refused.to_string().contains(words), "{refused}");
         core.seat_rank(join("e", 1, 2, ""), "h1").map(drop).unwrap();
         // What is gone does not count.
         core.forget("a").unwrap();
@@ -372,7 +362,8 @@ mod tests {
         core.seat_rank(join("a", 0, 129, ""), "h0").map(drop).unwrap();
         assert_eq!(core.groups.used_by("t").groups, 3);
         let refused = core.seat_rank(join("b", 0, 65, ""), "h0").map(drop).unwrap_err();
-        assert!(matches!(&refused, Refusal::Quota { .. }), "{refused}");
+        let words = "tenant \"t\" may have 4 groups, has 3, and this group needs 2 ";
+        assert!(refused.to_string().starts_with(words), "{refused}");
         core.forget("a").unwrap();
         assert_eq!(core.groups.used_by("t"), Quotas::default());
         // A job of 1024 ranks and 16 lanes counted 16 times, and had 16384 connections.
@@ -419,14 +410,16 @@ mod tests {
             let rate = rate.parse().expect("a rate");
             rank.settings.rate_limit = Some(RateLimit { rate, burst_bytes });
             let refusal = core.seat_rank(rank, "h0").map(drop).err()?;
-            let most = matches!(refusal, Refusal::BurstTooLarge { most, .. } if refusal.to_string().contains(&most.to_string()));
-            assert!(most, "{refusal}");
             Some(tonic::Status::from(refusal).message().to_owned())
         };
         for (rate, most) in [("1k", 256 << 10), ("40M", 256 << 10), ("1G", 6_250_000)] {
             assert_eq!(refused(Some("10G"), rate, most), None, "{rate}");
             let why = refused(Some("10G"), rate, most + 1).expect("refused");
-            assert!(why.starts_with("rate_limit.burst_bytes: "), "{why}");
+            let words = format!("a burst of {most} bytes at most, not {}", most + 1);
+            assert!(
+                why.starts_with("rate_limit.burst_bytes: ") && why.contains(&words),
+                "{why}"
+            );
         }
         assert_eq!(refused(None, "1k", RateLimit::BURST_MAX), None);
     }

@@ -40,10 +40,6 @@ pub(crate) enum Owner {
     Relays,
     /// Addresses that no group uses any more.
     Routes,
-    /// Groups that wait for reports, of which there are new ones.
-    Reports,
-    /// Changed rules that may go to their switches.
-    Updates,
 }
 
 /// Times, one at most for each key.
@@ -113,9 +109,6 @@ impl Core {
                 Some(Owner::Group(name)) => self.due_in_group(&name),
                 Some(Owner::Relays) => self.effects.push(Effect::FabricChanged),
                 Some(Owner::Routes) => multicast_routes::sweep(self),
-                // That is much by itself.
-                Some(Owner::Reports) => return self.plan_those_that_wait(),
-                Some(Owner::Updates) => return self.begin_updates(),
                 None => return,
             }
         }

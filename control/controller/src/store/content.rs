@@ -386,33 +386,27 @@ impl Check {
             }
             return;
         };
+        let mut bad = |reason: String| self.add(key, reason);
         let mut tree = BTreeSet::new();
         for switch in &plan.tree {
             let name = &switch.name;
             if let Some(parent) = switch.parent.as_ref().filter(|parent| !tree.contains(*parent)) {
-                self.add(
-                    key,
-                    format_args!("switch {name} of its tree is below {parent}, which is not above it"),
-                );
+                bad(format!(
+                    "switch {name} of its tree is below {parent}, which is not above it"
+                ));
             }
             if !tree.insert(name) {
-                self.add(key, format_args!("switch {name} is in its tree twice"));
+                bad(format!("switch {name} is in its tree twice"));
             }
             if !plan.rules.contains_key(name) {
-                self.add(key, format_args!("switch {name} of its tree has no rule"));
+                bad(format!("switch {name} of its tree has no rule"));
             }
             if record.phase.has_run() && !record.placed.contains(name) {
-                self.add(
-                    key,
-                    format_args!("it runs on switch {name}, but is not placed there"),
-                );
+                bad(format!("it runs on switch {name}, but is not placed there"));
             }
         }
         for switch in plan.rules.keys().filter(|name| !tree.contains(name)) {
-            self.add(
-                key,
-                format_args!("switch {switch} has a rule, but is not in its tree"),
-            );
+            bad(format!("switch {switch} has a rule, but is not in its tree"));
         }
     }
 }

@@ -104,6 +104,8 @@ fn report_gone(now: Nanos, neighbour: Neighbour, events: &mut Events) {
 #[derive(Clone, Debug)]
 pub(crate) struct Neighbours {
     lldp: Box<[Option<Neighbour>; PortId::COUNT]>,
+    /// When LLDP last ceased to show a switch, by port.
+    left: Box<[Option<Nanos>; PortId::COUNT]>,
     pub(crate) arp: PortTable<Host>,
     full_reported: bool,
 }
@@ -112,6 +114,7 @@ impl Neighbours {
     pub(crate) fn new(capacity: usize, ageing: Nanos, seed: u64) -> Self {
         Self {
             lldp: Box::new([None; PortId::COUNT]),
+            left: Box::new([None; PortId::COUNT]),
             arp: PortTable::new(capacity, ageing, seed),
             full_reported: false,
         }
@@ -120,6 +123,7 @@ impl Neighbours {
     /// `of` has the same configuration. Does not allocate.
     pub(crate) fn copy_from(&mut self, of: &Self) {
         self.lldp.clone_from(&of.lldp);
+        self.left.clone_from(&of.left);
         self.arp.copy_from(&of.arp);
         self.full_reported = of.full_reported;
     }
@@ -129,7 +133,10 @@ impl Neighbours {
         let place = &mut self.lldp[heard.port.index()];
         let leaves = matches!(heard.said, Said::Lldp { ttl: Nanos::ZERO, .. });
         let before = match leaves {
-            true => place.take(),
+            true => {
+                self.left[heard.port.index()] = Some(heard.seen);
+                place.take()
+            }
             false => place.replace(heard),
         };
         let kind = match before {
@@ -199,7 +206,7 @@ impl Neighbours {
             said: Said::Arp { ip, mac },
             seen: now,
         };
-        match before {
+        match before.filter(|old| !self.was_behind_switch(old)) {
             None => events.of_port(now, port, EventKind::NeighbourAppeared(new)),
             Some(old) if (old.value.mac, old.port) != (mac, port) => {
                 events.of_port(now, port, EventKind::NeighbourChanged(new));
@@ -217,6 +224,12 @@ impl Neighbours {
     /// The port of a host that was seen.
     pub(crate) fn port(&self, now: Nanos, ip: Ipv4Addr) -> Option<PortId> {
         self.arp.get(now, key(ip)).map(|seen| seen.port)
+    }
+
+    /// Whether a host was seen only while a switch was at its port, and that is gone: it was behind that, and may be anywhere.
+    fn was_behind_switch(&self, seen: &Sighting) -> bool {
+        let left = self.left[seen.port.index()];
+        !self.is_switch(seen.port) && left.is_some_and(|at| seen.seen <= at)
     }
 
     /// Whether LLDP shows a switch at a port.
@@ -253,7 +266,10 @@ impl Neighbours {
         for place in self.lldp.iter_mut() {
             let gone =
                 place.take_if(|n| matches!(n.said, Said::Lldp { ttl, .. } if now.since(n.seen) >= ttl));
-            gone.into_iter().for_each(|gone| report_gone(now, gone, events));
+            for gone in gone {
+                self.left[gone.port.index()] = Some(now);
+                report_gone(now, gone, events);
+            }
         }
         self.arp
             .age(now, |key, sighting| report_gone(now, host(key, sighting), events));
@@ -271,9 +287,11 @@ impl Neighbours {
         });
     }
 
-    /// By LLDP in order of ports, then those known by ARP at `now` in no particular order.
+    /// By LLDP in order of ports, then those known by ARP at `now` in no particular order, but for hosts that were behind a switch that is gone.
     pub(crate) fn iter(&self, now: Nanos) -> impl Iterator<Item = Neighbour> {
-        let arp = self.arp.iter(now).map(|(key, sighting)| host(key, sighting));
+        let arp = self.arp.iter(now);
+        let arp = arp.filter(|(_, sighting)| !self.was_behind_switch(sighting));
+        let arp = arp.map(|(key, sighting)| host(key, sighting));
         self.lldp.iter().flatten().copied().chain(arp)
     }
 
@@ -382,6 +400,37 @@ mod tests {
             port: PortId::new(port).unwrap_or_default(),
             said: Said::Arp { ip: IP, mac },
             seen: Nanos::from_millis(ms),
+        }
+    }
+
+    /// A neighbour of a switch that had died was found at the port to that switch, and a tree led there.
+    #[test]
+    fn a_host_behind_a_switch_that_is_gone_is_at_no_port_until_it_is_seen_there() {
+        for withdrawn in [false, true] {
+            let mut scene = Scene::new();
+            // It may have spoken before the switch did.
+            scene.arp(500, 0, MAC);
+            scene.neighbours.lldp(heard(1, "spine", 4), &mut scene.events);
+            let mut again = scene.neighbours.clone();
+            assert_eq!(scene.place(4000), Some((0, MAC)));
+            drain(&mut scene.events);
+            match withdrawn {
+                true => _ = scene.neighbours.lldp(heard(5, "spine", 0), &mut scene.events),
+                false => scene.neighbours.age(Nanos::from_secs(5), &mut scene.events),
+            }
+            let gone = EventKind::NeighbourGone(heard(1, "spine", 4));
+            assert_eq!(drain(&mut scene.events), [gone]);
+            assert_eq!(scene.place(5000), None);
+            again.copy_from(&scene.neighbours);
+            assert_eq!(again.iter(Nanos::from_secs(5)).count(), 0);
+            for (ms, events) in [
+                (7000, &[EventKind::NeighbourAppeared(seen(0, MAC, 7000))][..]),
+                (8000, &[]),
+            ] {
+                scene.arp(ms, 0, MAC);
+                assert_eq!(drain(&mut scene.events), events);
+                assert_eq!(scene.place(ms), Some((0, MAC)));
+            }
         }
     }
 

@@ -5,24 +5,13 @@ use std::sync::Arc;
 
 use castnet_proto::convert::mcst_id_from_proto;
 use castnet_proto::v1;
-use castnet_rules::{GroupRule, lane_of};
+use castnet_rules::lane_of;
 use castnet_wire::McstId;
 
-use super::install::some;
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
 use crate::shell::shared::Shared;
-use crate::state::reconcile::{Found, Version, diff};
-use crate::state::{Core, Effect, unexplained, view};
-
-struct Part<'n> {
-    name: &'n str,
-    generation: u64,
-    /// Whether the switch has all lanes except those that it lacks.
-    has_rest: bool,
-    lacks: usize,
-    /// Why nothing is done there.
-    kept: Option<String>,
-}
+use crate::state::reconcile::{Found, Rules, split};
+use crate::state::{Core, Effect, view};
 
 impl Link {
     /// Installs all missing rules and removes ours that are not wanted, if the store explains them. Requests of drivers wait meanwhile, so
@@ -39,7 +28,7 @@ impl Link {
             brief: true,
         };
         let listed = call(shared, client.list_groups(request)).await?;
-        let mut found = self.sort(&mut shared.lock(), &shared.term.owner, listed);
+        let found = self.sort(&mut shared.lock(), &shared.term.owner, listed);
         let read = |core: &Core| {
             (
                 wanted(core, switch),
@@ -48,19 +37,11 @@ impl Link {
             )
         };
         let ((names, wanted), replaced, kept) = shared.read(read).await?;
-        found.retain(|rule| !replaced.contains_key(&rule.mcst_id));
-        let mut diff = diff(&wanted, &found);
-        diff.removals.extend(replaced);
-        diff.installs.retain(|mcst_id| !kept.contains(mcst_id));
-        tracing::debug!(switch, ?diff, "reconciling");
-        // A refusal concerns only what was refused.
-        let unless_lost = |done: Result<(), SwitchError>| match done {
-            Err(error @ SwitchError::Unreachable(_)) => Err(error),
-            done => Ok(done.err()),
-        };
+        let (removals, there) = split(&wanted, &replaced, &found);
+        tracing::debug!(switch, ?removals, "reconciling");
         // Addresses of rules that the switch may have afterwards. A group may end meanwhile: its driver waits for the turn.
         let mut may_stay: BTreeSet<McstId> = wanted.into_keys().chain(kept).collect();
-        for (mcst_id, generation) in diff.removals {
+        for (mcst_id, generation) in removals {
             tracing::info!(switch, %mcst_id, generation, "removing what is not wanted");
             let mcst_ids = [mcst_id];
             let removed = self.remove(client, shared, &mcst_ids, Some(generation));
@@ -81,13 +62,8 @@ impl Link {
                 self.tell(&mut core);
             }
         }
-        let lacking = diff.installs;
-        if !lacking.is_empty() {
-            tracing::info!(switch, rules = lacking.len(), "installing what is lacking");
-        }
-        let ours = found.iter().map(|f| (f.mcst_id, f.generation)).collect();
         for names in names.chunks(GROUPS_TOGETHER) {
-            self.reconcile_groups(shared, client, names, (&lacking, &ours, &may_stay))
+            self.reconcile_groups(shared, client, names, (&there, &may_stay))
                 .await?;
         }
         Ok(())
@@ -156,47 +132,42 @@ impl Link {
         shared: &Arc<Shared>,
         client: &mut Client,
         names: &[String],
-        (lacking, ours, may_stay): (&BTreeSet<McstId>, &BTreeMap<McstId, u64>, &BTreeSet<McstId>),
+        (there, may_stay): (&Rules, &BTreeSet<McstId>),
     ) -> Result<(), SwitchError> {
         let switch = &self.config.name;
-        let mut read = Vec::new();
-        while read.len() < names.len() {
-            let left = names.iter().skip(read.len());
-            let parts = |core: &Core| {
-                let each = left.clone().map(|name| part(core, switch, name, (lacking, ours)));
-                some(each, |part| part.as_ref().map_or(&[], |(_, rules)| rules))
-            };
-            read.extend(shared.read(parts).await?);
+        let mut parts = self.parts(shared, names, Some(there)).await?;
+        // Its driver removes a group that has ended meanwhile.
+        parts.retain(|part| part.generation.is_some());
+        let rules: usize = parts.iter().map(|part| part.rules.len()).sum();
+        if rules > 0 {
+            tracing::info!(switch, rules, "installing what is lacking");
         }
-        let (parts, rules): (Vec<_>, Vec<_>) = read.into_iter().flatten().unzip();
-        let rules: Vec<GroupRule> = rules.into_iter().flatten().collect();
-        let installed = self.install(client, shared, &rules).await;
-        if let Some(Err(error @ SwitchError::Unreachable(_))) = installed.last() {
-            return Err(error.clone());
-        }
-        let mut installed = installed.into_iter();
+        let brought = self.bring(client, shared, parts).await;
+        let brought = brought
+            .into_iter()
+            .map(|(part, done)| unless_lost(done).map(|refused| (part, refused)));
+        let brought: Vec<_> = brought.collect::<Result<_, SwitchError>>()?;
         let mut settled = BTreeMap::new();
         let mut core = shared.lock();
-        for Part {
-            name,
-            generation,
-            has_rest,
-            lacks,
-            kept,
-        } in parts
-        {
-            let refused: Vec<SwitchError> = installed.by_ref().take(lacks).filter_map(Result::err).collect();
-            if let Some(reason) = kept {
-                core.unsettled(switch, name, &reason);
-                continue;
+        for (part, refused) in &brought {
+            if let Some(error) = refused {
+                core.unsettled(switch, part.group, &error.failure(switch).reason);
             }
-            if let Some(error) = refused.first() {
-                core.unsettled(switch, name, &error.failure(switch).reason);
+            let has_all = part.has_rest && refused.is_none();
+            if part.kept.is_none() {
+                settled.insert(part.group, part.generation.filter(|_| has_all));
             }
-            settled.insert(name, Some(generation).filter(|_| has_rest && refused.is_empty()));
         }
         core.settled(switch, names, &settled, may_stay);
         Ok(())
+    }
+}
+
+/// A refusal concerns only what was refused.
+fn unless_lost(done: Result<(), SwitchError>) -> Result<Option<SwitchError>, SwitchError> {
+    match done {
+        Err(error @ SwitchError::Unreachable(_)) => Err(error),
+        done => Ok(done.err()),
     }
 }
 
@@ -210,41 +181,13 @@ pub(super) fn found(rule: &v1::GroupRule) -> Option<Found> {
     })
 }
 
-/// What a switch lacks of a group, with the rules. `None`: no rules belong there.
-fn part<'n>(
-    core: &Core,
-    switch: &str,
-    name: &'n str,
-    (lacking, ours): (&BTreeSet<McstId>, &BTreeMap<McstId, u64>),
-) -> Option<(Part<'n>, Vec<GroupRule>)> {
-    let record = core.groups.get(name)?.record();
-    let Version { generation, .. } = record.wanted_version(switch)?;
-    let mut rules = Vec::new();
-    if record.mcst_ids_on(switch).any(|lane| lacking.contains(&lane)) {
-        rules = record.wanted_on(switch);
-        rules.retain(|rule| lacking.contains(&rule.mcst_id));
-    }
-    let has = |lane| lacking.contains(&lane) || ours.get(&lane) == Some(&generation);
-    let mut lanes = record.mcst_ids_on(switch);
-    let kept = lanes.find_map(|lane| core.others.unexplained_at(switch, lane));
-    let part = Part {
-        name,
-        generation,
-        has_rest: record.mcst_ids_on(switch).all(has),
-        lacks: rules.len(),
-        kept: kept.map(unexplained::kept),
-    };
-    Some((part, rules))
-}
-
-/// Rules of groups that this controller does not know any more, at addresses that it has given to others since, with their generations.
-fn of_others_now(core: &Core, found: &[Found]) -> BTreeMap<McstId, u64> {
+/// Addresses that have rules of groups that this controller does not know any more, and that it has given to others since.
+fn of_others_now(core: &Core, found: &[Found]) -> BTreeSet<McstId> {
     let is_other = |rule: &&Found| {
         let now = core.groups.by_mcst_id(rule.mcst_id);
         now.is_some_and(|entry| entry.record().name != rule.group)
     };
-    let others = found.iter().filter(is_other);
-    others.map(|rule| (rule.mcst_id, rule.generation)).collect()
+    found.iter().filter(is_other).map(|rule| rule.mcst_id).collect()
 }
 
 /// Addresses of rules that the store does not explain.
@@ -253,16 +196,16 @@ fn kept(core: &Core, switch: &str) -> BTreeSet<McstId> {
     found.map(|found| found.mcst_id).collect()
 }
 
-/// The groups of a switch, and the desired versions there, by the address of each lane.
-fn wanted(core: &Core, switch: &str) -> (Vec<String>, BTreeMap<McstId, Version>) {
+/// The groups of a switch, and the desired generations there, by the address of each lane.
+fn wanted(core: &Core, switch: &str) -> (Vec<String>, Rules) {
     let names = core.groups.on_switch(switch);
     let records = names
         .iter()
         .filter_map(|name| Some(core.groups.get(name)?.record()));
-    let versions = records.filter_map(|r| Some((r, r.wanted_version(switch)?)));
-    let versions = versions.flat_map(|(r, version)| r.mcst_ids_on(switch).map(move |lane| (lane, version)));
-    let versions = versions.collect();
-    (names, versions)
+    let wanted = records.filter_map(|r| Some((r, r.wanted_rule(switch)?.generation)));
+    let wanted = wanted.flat_map(|(r, generation)| r.mcst_ids_on(switch).map(move |lane| (lane, generation)));
+    let wanted = wanted.collect();
+    (names, wanted)
 }
 
 #[cfg(test)]
@@ -282,7 +225,7 @@ mod tests {
             generation: 3,
             group: group.into(),
         };
-        let removed = |rule: Found| of_others_now(&core, &[rule]).contains_key(&own);
+        let removed = |rule: Found| of_others_now(&core, &[rule]).contains(&own);
         assert!(!removed(found(own, "job")) && removed(found(own, "g")));
         assert!(of_others_now(&core, &[found(other, "g")]).is_empty());
     }

@@ -339,7 +339,7 @@ proptest! {
         prop_assert_eq!(&world.switches, &wanted);
         prop_assert!(world.asked.is_empty() && world.plans.is_empty() && world.made.is_empty());
         let works = &world.core.works;
-        prop_assert!(world.core.waiting.is_empty() && works.to_report.is_empty() && works.to_replan.is_empty());
+        prop_assert!(world.core.waiting.is_empty() && works.to_report.is_empty());
     }
 }
 
@@ -598,4 +598,84 @@ fn changes_of_others_keep_no_work_waiting() {
     world.pass(Duration::ZERO);
     world.take();
     assert_eq!(world.asked.len(), 1, "it is removed");
+}
+
+/// Changed rules go to one switch after the other: the leaves first, or the top one.
+#[test]
+fn changed_rules_go_to_the_switches_in_order() {
+    for leaves_first in [false, true] {
+        let mut world = running();
+        let plan = world.core.group("a").unwrap().record().plan.clone().unwrap();
+        let mut order: Vec<String> = plan.tree.iter().map(|s| s.name.clone()).collect();
+        if leaves_first {
+            order.reverse();
+        }
+        update(&mut world, leaves_first);
+        step(&mut world);
+        for switch in &order {
+            let asked: Vec<&String> = world.asked.iter().map(|asked| &asked.switch).collect();
+            assert_eq!(asked, [switch]);
+            world.answer(0, Ok(()));
+            world.take();
+        }
+        let entry = world.core.group("a").unwrap();
+        assert!(world.asked.is_empty() && entry.work.is_none() && entry.is_confirmed());
+    }
+}
+
+/// A later update takes the place of an earlier one. If it cannot be stored, the earlier one goes on where it was.
+#[test]
+fn an_update_goes_on_when_the_next_one_could_not_be_stored() {
+    for is_written in [false, true] {
+        let mut world = running();
+        update(&mut world, true);
+        step(&mut world);
+        world.answer(0, Ok(()));
+        world.take();
+        update(&mut world, true);
+        world.begin_write();
+        world.end_write(is_written);
+        // It was asked for the earlier one.
+        world.answer(0, Ok(()));
+        assert!(world.asked.is_empty());
+        world.core.resume();
+        world.pass(Duration::ZERO);
+        world.take();
+        let mut asked = 0;
+        while !world.asked.is_empty() {
+            world.answer(0, Ok(()));
+            world.take();
+            asked += 1;
+        }
+        assert_eq!(asked, SWITCHES.len() - usize::from(!is_written));
+        let entry = world.core.group("a").unwrap();
+        assert!(entry.work.is_none() && entry.is_confirmed());
+    }
+}
+
+/// Whoever ends the group does not wait for a switch that is to have changed rules.
+#[test]
+fn a_group_whose_rules_change_ends_at_once() {
+    let mut world = running();
+    update(&mut world, false);
+    step(&mut world);
+    world.core.destroy("a").unwrap();
+    step(&mut world);
+    assert_eq!(world.asked.len(), 2, "it is removed");
+}
+
+/// A job that runs on all switches.
+fn running() -> World {
+    let mut world = with_job();
+    for _ in SWITCHES {
+        world.answer(0, Ok(()));
+        step(&mut world);
+    }
+    assert_eq!(phase(&world), Phase::Active);
+    world
+}
+
+fn update(world: &mut World, leaves_first: bool) {
+    world.core.try_change("a", |r| r.generation += 1);
+    world.core.update("a", leaves_first);
 }

@@ -7,7 +7,7 @@ use castnet_wire::Psn;
 use serde::{Deserialize, Serialize};
 
 use super::secret::Secret;
-use crate::error::Refusal;
+use crate::error::{Refusal, list_text};
 use crate::state::record::text;
 use crate::state::{Ends, Joining};
 
@@ -125,15 +125,18 @@ impl Collective {
     pub(crate) fn only_rank_at(&self, group: &str, host: &str) -> Result<u16, Refusal> {
         let ranks = (0..).zip(&self.ranks).filter(|(_, r)| r.host == host);
         let ranks: Vec<u16> = ranks.map(|(rank, _)| rank).collect();
-        let (host, group) = (host.to_owned(), group.to_owned());
         match *ranks {
             [rank] => Ok(rank),
-            [] => Err(Refusal::NotAMember {
-                host,
-                group,
-                members: self.ranks.iter().map(|r| r.host.clone()).collect(),
-            }),
-            _ => Err(Refusal::SeveralRanks { host, group, ranks }),
+            [] => {
+                let members = self.ranks.iter().map(|r| r.host.as_str());
+                Err(Refusal::not_a_member(host, group, members))
+            }
+            _ => {
+                let ranks = list_text(&ranks);
+                let reason =
+                    format!("host {host:?} has several ranks of group {group:?}: {ranks}; say which rank");
+                Err(Refusal::wrong("member", reason))
+            }
         }
     }
 

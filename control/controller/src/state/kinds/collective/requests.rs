@@ -35,8 +35,9 @@ impl Core {
         }
         for (i, switch) in new.settings.modes.keys().enumerate() {
             if !self.facts.knows_switch(switch) {
-                let (field, switch) = (format!("settings.modes[{i}]"), switch.clone());
-                return Err(Refusal::UnknownSwitch { field, switch });
+                let reason =
+                    format!("there is no switch {switch:?}: neither the topology has it nor has it reported");
+                return Err(Refusal::missing(format_args!("settings.modes[{i}]"), reason));
             }
         }
         Ok(())
@@ -80,12 +81,11 @@ impl Core {
                     seated.is_of_member = group.ranks[usize::from(join.rank)].host == join.endpoint.name;
                     return Ok(seated);
                 }
-                return Err(Refusal::NotNow {
-                    field: "returns_to",
-                    group: join.job,
-                    state: "does not have this rank with this connection in it",
-                    way_out: "join again",
-                });
+                let reason = format!(
+                    "group {:?} does not have this rank with this connection in it: join again",
+                    join.job
+                );
+                return Err(Refusal::not_now("returns_to", reason));
             }
             Some(_) => {}
             None if known => self.check_join(&join)?,
@@ -114,50 +114,40 @@ impl Core {
     fn check_join(&self, join: &RankJoin) -> Result<(), Refusal> {
         let (entry, group) = self.collective(&join.job)?;
         if entry.record().phase == Phase::Removing(After::Gone) {
-            return Err(Refusal::NotNow {
-                field: "job",
-                group: join.job.clone(),
-                state: "is being removed",
-                way_out: "try again soon",
-            });
+            let reason = format!("group {:?} is being removed: try again soon", join.job);
+            return Err(Refusal::not_now("job", reason));
         }
         check_size(&join.job, group.ranks.len(), join.size)?;
         let is = entry.record().rate_limit;
         if let Some((field, given, is)) = group.settings.differs(&join.settings, is) {
-            return Err(Refusal::OtherSetting {
-                field,
-                group: join.job.clone(),
-                given,
-                is,
-            });
+            let reason = format!(
+                "group {:?} has {is}, not {given}: all ranks must ask for the same, or leave it open",
+                join.job
+            );
+            return Err(Refusal::wrong(field, reason));
         }
         one_end_each("connection", 1 + join.more.len(), group.settings.lanes)?;
         let mut ends = std::iter::once(&join.endpoint).chain(&join.more);
         if let Some(end) = ends.find(|end| self.is_of_another_rank(group, join, end)) {
-            return Err(Refusal::QueuePairTaken {
-                field: "connection.qpn".into(),
-                ip: end.ip,
-                qpn: end.qpn,
-                group: join.job.clone(),
-            });
+            return Err(Refusal::queue_pair_taken("connection.qpn", end, &join.job));
         }
         let place = &group.ranks[usize::from(join.rank)];
         let host = &join.endpoint.name;
         if !group.by_call && place.host != *host {
-            return Err(Refusal::OtherHost {
-                group: join.job.clone(),
-                rank: join.rank,
-                host: place.host.clone(),
-                given: host.clone(),
-            });
+            let (rank, group) = (join.rank, &join.job);
+            let reason = format!(
+                "rank {rank} of group {group:?} is host {:?}, not {host:?}",
+                place.host
+            );
+            return Err(Refusal::wrong("host", reason));
         }
         let stands = entry.present.contains_key(&join.rank) && group.seat(join.rank).is_some();
         if stands && join.rejoin_of.is_none() && same_seat(group, join).is_none() {
-            return Err(Refusal::RankTaken {
-                group: join.job.clone(),
-                rank: join.rank,
-                host: place.host.clone(),
-            });
+            let reason = format!(
+                "rank {} of group {:?} is in already, by a call from host {:?} that stands",
+                join.rank, join.job, place.host
+            );
+            return Err(Refusal::taken("rank", reason));
         }
         Ok(())
     }
@@ -350,12 +340,8 @@ impl Core {
         let (entry, ranks) = self.collective(group)?;
         let rank = self.rank_named(group, member)?;
         if ranks.seat(rank).is_none() {
-            return Err(Refusal::NotNow {
-                field: "member",
-                group: group.into(),
-                state: "waits for this rank",
-                way_out: "there is none to evict",
-            });
+            let reason = format!("group {group:?} waits for this rank: there is none to evict");
+            return Err(Refusal::not_now("member", reason));
         }
         let reason = format!("{} was evicted by an operator", ranks.rank_name(rank));
         let ending = Ending::failed(entry.record().generation, Some(rank), None, reason);
@@ -369,12 +355,13 @@ impl Core {
             return ranks.only_rank_at(group, member);
         };
         match (self.rank_of(group, number), ranks.rank_at(member)) {
-            (Ok(rank), Some(other)) if rank != other => Err(Refusal::NotNow {
-                field: "member",
-                group: group.into(),
-                state: "has this rank, and a host of this name that has another rank",
-                way_out: "give the name of the rank's host, or the rank of the host",
-            }),
+            (Ok(rank), Some(other)) if rank != other => {
+                let reason = format!(
+                    "group {group:?} has this rank, and a host of this name that has another rank: give the name of the rank's host, \
+                     or the rank of the host"
+                );
+                Err(Refusal::not_now("member", reason))
+            }
             (Err(_), Some(_)) => ranks.only_rank_at(group, member),
             (rank, _) => rank,
         }
@@ -383,10 +370,12 @@ impl Core {
     fn rank_of(&self, group: &str, rank: u32) -> Result<u16, Refusal> {
         let size = self.collective(group)?.1.ranks.len();
         let known = u16::try_from(rank).ok().filter(|r| usize::from(*r) < size);
-        known.ok_or_else(|| Refusal::UnknownRank {
-            group: group.into(),
-            rank,
-            size,
+        known.ok_or_else(|| {
+            let last = size.saturating_sub(1);
+            Refusal::missing(
+                "rank",
+                format!("group {group:?} has ranks 0 to {last}, no rank {rank}"),
+            )
         })
     }
 

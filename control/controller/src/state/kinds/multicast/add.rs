@@ -13,11 +13,8 @@ impl Core {
     /// Adds a receiver that has not joined. A group that waits also waits for it. One that runs goes on: the receiver joins as
     /// one that was put out does.
     pub(crate) fn add_member(&mut self, group: &str, host: &str) -> Result<v1::AddMemberResponse, Refusal> {
-        let refuse = |state, way_out| Refusal::NotNow {
-            field: "group",
-            group: group.into(),
-            state,
-            way_out,
+        let refuse = |state: &str, way_out: &str| {
+            Refusal::not_now("group", format!("group {group:?} {state}: {way_out}"))
         };
         let record = self.group(group)?.record();
         let Some(kind) = record.multicast() else {

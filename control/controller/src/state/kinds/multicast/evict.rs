@@ -37,14 +37,14 @@ impl Core {
             .iter()
             .any(|m| m.host != kind.source && m.host != host);
         if kind.source == host || !others && afterwards == Afterwards::Gone {
-            return Err(Refusal::Needed {
-                host: host.into(),
-                group: group.into(),
-                what: match kind.source == host {
-                    true => "source",
-                    false => "last receiver",
-                },
-            });
+            let what = match kind.source == host {
+                true => "source",
+                false => "last receiver",
+            };
+            let reason = format!(
+                "host {host:?} is the {what} of group {group:?}, which does not go on without it: destroy the group"
+            );
+            return Err(Refusal::not_now("member", reason));
         }
         let has_rules = phase.has_run() && member.state.seat().is_some() && !kind.is_outside(host);
         let topology = (!kind.outside.is_empty()).then(|| self.facts.topology());

@@ -52,10 +52,9 @@ impl Multicast {
 impl Core {
     /// Takes a receiver that has no part in the running stream into it. The seat has a lease.
     pub(super) fn join_running(&mut self, group: &str, host: &str, seat: Seat) -> Result<(), Refusal> {
-        let refuse = |reason: &str| Refusal::NotTakenIn {
-            host: host.into(),
-            group: group.into(),
-            reason: reason.into(),
+        let refuse = |reason: &str| {
+            let reason = format!("host {host:?} cannot join group {group:?} while it runs: {reason}");
+            Refusal::not_now("group", reason)
         };
         let (entry, kind) = self.multicast(group)?;
         let record = entry.record();

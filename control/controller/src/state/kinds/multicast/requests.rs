@@ -75,11 +75,8 @@ impl Core {
         // How it joined before with the same connection.
         let same = member.state.joined().filter(|seat| seat.ends.iter().eq(&ends));
         let same = same.map(|seat| (seat.by, seat.late));
-        let not_now = |state, way_out| Refusal::NotNow {
-            field: "group",
-            group: group.into(),
-            state,
-            way_out,
+        let not_now = |state: &str, way_out: &str| {
+            Refusal::not_now("group", format!("group {group:?} {state}: {way_out}"))
         };
         match phase {
             Phase::Registered | Phase::Refused | Phase::Failed | Phase::Removing(After::Registered) => {}
@@ -322,11 +319,10 @@ impl Core {
         let (entry, kind) = self.multicast(group)?;
         match kind.member(host) {
             Some((_, member)) => Ok((entry.record(), member)),
-            None => Err(Refusal::NotAMember {
-                host: host.into(),
-                group: group.into(),
-                members: kind.members.iter().map(|m| m.host.clone()).collect(),
-            }),
+            None => {
+                let members = kind.members.iter().map(|m| m.host.as_str());
+                Err(Refusal::not_a_member(host, group, members))
+            }
         }
     }
 }
