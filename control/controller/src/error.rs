@@ -35,7 +35,7 @@ pub(crate) enum Refusal {
     WrongStore { reason: String },
     #[error("there is a group {name:?} already ({phase})")]
     DuplicateGroup { name: String, phase: &'static str },
-    #[error("host {host:?} is no member of group {group:?}; its members: {}", .members.join(", "))]
+    #[error("host {host:?} is no member of group {group:?}; its members: {}", members_text(.members))]
     NotAMember {
         host: String,
         group: String,
@@ -339,6 +339,15 @@ fn host_text(host: &str) -> String {
     }
 }
 
+/// A place of a job that is free has no name.
+fn members_text(members: &[String]) -> String {
+    let named: Vec<&String> = members.iter().filter(|name| !name.is_empty()).collect();
+    match named.is_empty() {
+        true => "none".to_owned(),
+        false => list_text(&named),
+    }
+}
+
 /// `0, 2, 3`, at most a line.
 fn list_text(names: &[impl ToString]) -> String {
     const SHOWN_MAX: usize = 16;
@@ -401,4 +410,18 @@ pub enum StartError {
         group: String,
         switches: Vec<String>,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_named_up_to_a_line_and_free_places_are_not() {
+        let text =
+            |members: &[&str]| members_text(&members.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert_eq!(text(&["a", "", "b"]), "a, b");
+        assert_eq!(text(&["", ""]), "none");
+        assert!(text(&["h"; 1000]).ends_with(", h and 984 more"));
+    }
 }
