@@ -30,6 +30,11 @@ pub use rule::*;
 
 /// Most faults in a status. A status is sent in headers, of which clients accept 16 KiB.
 const FAULTS_SENT_MAX: usize = 32;
+/// Most bytes of fields and reasons in a status: headers have them twice, and encoded. A client that gets more than it accepts has no answer, and
+/// may lose its connection.
+const REASONS_SENT_MAX: usize = 2700;
+/// Of each of many reasons, at least so many bytes are sent.
+const REASON_SENT_MIN: usize = 16;
 /// Most rules in one `InstallGroupsRequest`.
 pub const RULES_TOGETHER_MAX: usize = 1024;
 /// Most rules and bytes per request: a switch answers within tens of milliseconds, and accepts messages of 4 MiB.
@@ -89,6 +94,14 @@ pub fn refuse(code: Code, field: impl Into<String>, reason: impl Into<String>) -
 }
 
 fn refuse_fields(code: Code, fields: impl IntoIterator<Item = (String, String)>) -> Status {
+    let mut fields: Vec<(String, String)> = fields.into_iter().collect();
+    let of_fields: usize = fields.iter().map(|(field, _)| field.len()).sum();
+    let of_reasons: usize = fields.iter().map(|(_, reason)| reason.len()).sum();
+    if of_fields + of_reasons > REASONS_SENT_MAX {
+        let most = REASONS_SENT_MAX.saturating_sub(of_fields) / fields.len();
+        let long = fields.iter_mut().map(|(_, reason)| reason);
+        long.for_each(|reason| shorten(reason, most.max(REASON_SENT_MIN)));
+    }
     let mut details = ErrorDetails::new();
     let mut message = String::new();
     for (field, reason) in fields {
@@ -103,6 +116,13 @@ fn refuse_fields(code: Code, fields: impl IntoIterator<Item = (String, String)>)
         details.add_bad_request_violation(field, reason);
     }
     Status::with_error_details(code, message, details)
+}
+
+fn shorten(text: &mut String, most: usize) {
+    if text.len() > most {
+        text.truncate(text.floor_char_boundary(most));
+        text.push_str("...");
+    }
 }
 
 /// A field that a status refuses.

@@ -21,9 +21,10 @@ use castnet_console::api;
 use castnet_console::connect::{self, CONTROLLER, Tls};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Done, Output, Rows};
+use castnet_console::units;
 use castnet_console::watch::WatchArgs;
 use castnet_proto::convert::violations;
-use castnet_proto::transport::{Address, Controllers};
+use castnet_proto::transport::{Address, Controllers, lost_connection};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use tonic::Code;
@@ -271,12 +272,15 @@ pub(crate) fn not_seen(members: &[api::MemberState]) -> Vec<String> {
     }
 }
 
+/// Of a thousand hosts, all others are in `castnet group show`, and in JSON.
+const HOSTS_NAMED_MAX: usize = 8;
+
 pub(crate) fn warning(not_seen: &[String]) -> String {
     match not_seen.is_empty() {
         true => String::new(),
         false => format!(
             "\nno switch has seen {} yet: the group waits for ever if that is a wrong name (castnet topology lists who was seen)",
-            not_seen.join(", ")
+            units::first_of(not_seen.iter(), HOSTS_NAMED_MAX)
         ),
     }
 }
@@ -291,7 +295,10 @@ fn group_created(state: api::GroupState) -> Done<Created> {
         .collect();
     let waits = match waits.is_empty() {
         true => String::new(),
-        false => format!("; waits for {} to join (castnet host --help)", waits.join(", ")),
+        false => {
+            let waits = units::first_of(waits.iter(), HOSTS_NAMED_MAX);
+            format!("; waits for {waits} to join (castnet host --help)")
+        }
     };
     let (mcst_ids, not_seen) = (mcst_ids(&state), not_seen(&state.members));
     let sentence = format!(
@@ -366,11 +373,13 @@ fn still_pending(switches: &[String]) -> Outcome {
 
 pub(crate) fn refused(status: tonic::Status) -> Failure {
     let (code, violations) = (status.code(), violations(&status));
+    let is_answered = lost_connection(&status).is_none();
     let mut failure = Failure::from(status);
     if !violations.is_empty() {
         failure.what = flags::flags().refusal(&violations);
     }
     match code {
+        _ if !is_answered => failure,
         Code::NotFound | Code::AlreadyExists => {
             failure.next("castnet group list shows the groups, castnet topology the switches and hosts")
         }

@@ -90,7 +90,12 @@ impl Refusal {
     }
 
     pub(crate) fn not_a_member<'m>(host: &str, group: &str, members: impl Iterator<Item = &'m str>) -> Self {
-        let members = members.collect::<Vec<_>>().join(", ");
+        // A place of a job that is free has no name.
+        let members: Vec<&str> = members.filter(|name| !name.is_empty()).collect();
+        let members = match members.is_empty() {
+            true => "none".to_owned(),
+            false => list_text(&members),
+        };
         let reason = format!("host {host:?} is no member of group {group:?}; its members: {members}");
         Self::missing("host", reason)
     }
@@ -249,4 +254,18 @@ pub enum StartError {
         group: String,
         switches: Vec<String>,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_named_up_to_a_line_and_free_places_are_not() {
+        let text =
+            |members: &[&str]| members_text(&members.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert_eq!(text(&["a", "", "b"]), "a, b");
+        assert_eq!(text(&["", ""]), "none");
+        assert!(text(&["h"; 1000]).ends_with(", h and 984 more"));
+    }
 }

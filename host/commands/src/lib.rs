@@ -154,7 +154,7 @@ struct MemberArgs {
     /// How long to wait for an answer to ARP for the group
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = positive_span)]
     connect_timeout: Span,
-    /// Before joining, writes this end of the connection (address, QPN, memory) into this file, as JSON, for this user alone; replaces such a file, no other
+    /// Before joining, writes this end of the connection (address, QPN, memory) into this file, as JSON for this user; replaces such a file, no other
     #[arg(long, value_name = "PATH")]
     qp_file: Option<PathBuf>,
     /// Writes a line into this file when the QP is connected

@@ -643,3 +643,20 @@ fn results_of_many_keep_what_a_status_says() {
     let lacking = install_result_from_proto(v1::InstallResult::default());
     assert_eq!(lacking.unwrap_err().code(), Code::Internal);
 }
+
+/// Who named a host that is no member of a large group had no answer: it had the names of all members.
+#[test]
+fn a_long_reason_fits_the_headers_that_clients_accept() {
+    let status = refuse(Code::NotFound, "host", "\u{e9}\"".repeat(100_000));
+    let (message, details) = (status.message(), status.details());
+    assert!(
+        message.starts_with("host: \u{e9}") && message.ends_with("..."),
+        "{message}"
+    );
+    assert!(3 * message.len() + details.len().div_ceil(3) * 4 < 15_600);
+    let short = "x".repeat(REASONS_SENT_MAX - 4);
+    assert_eq!(
+        refuse(Code::NotFound, "host", &*short).message(),
+        format!("host: {short}")
+    );
+}

@@ -364,10 +364,18 @@ impl BenchReport {
         })
     }
 
-    /// An error if a run failed, or nothing was measured.
+    /// An error if a run failed, nothing was measured, or the switch has computed something wrong.
     pub(super) fn verdict(&self) -> Outcome {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
+        }
+        if let Some(run) = self.runs.iter().find(|run| run.total.wrong_results > 0) {
+            let wrong = count(run.total.wrong_results);
+            let what = format!(
+                "{}: {wrong} of the checked results are not the sum",
+                run.scenario.workload
+            );
+            return Err(Failure::failed(what));
         }
         let deaf = |run: &&RunReport| run.hosts.sent > 0 && run.hosts.received == 0 && !run.interrupted;
         match self.runs.iter().find(deaf) {
@@ -405,5 +413,39 @@ impl Report for BenchReport {
                 page.rows(&flows, "none");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use castnet_traffic::Pattern;
+
+    use super::super::measure::Moment;
+    use super::*;
+
+    #[test]
+    fn a_wrong_sum_is_a_failure() {
+        let moment = Moment {
+            at: Instant::now(),
+            hosts: Counts::default(),
+            switch: None,
+        };
+        let course = Course {
+            begin: moment.clone(),
+            from: moment.clone(),
+            to: moment.clone(),
+            end: moment,
+            interrupted: false,
+        };
+        let scenario = Scenario::new(Pattern::Aggregate.into());
+        let mut bench = BenchReport::new("a switch".to_owned());
+        bench.runs.push(RunReport::new(&scenario, &course, &[], true));
+        assert!(bench.verdict().is_ok());
+        bench.runs[0].total.wrong_results = 2;
+        let failure = bench.verdict().expect_err("sums are wrong");
+        assert!(failure.what.contains("2 of the checked results"), "{failure}");
+        assert_eq!(failure.code(), 1);
     }
 }

@@ -281,6 +281,10 @@ fn a_created_group_names_the_hosts_that_no_switch_has_seen() {
     let (multicast, collective) = group(&[true, false, true, false]);
     says(&multicast, &json!({"not_seen": ["h1", "h3"]}), &[warning]);
     says(&collective, &json!({"not_seen": ["h1", "h3"]}), &[warning]);
+    let mut most = [false; 1000];
+    most[0] = true;
+    let (_, text) = both(&group(&most).0);
+    assert!(text.contains(" h8 and 991 more yet: "), "{text}");
     for seen in [[true; 2], [false; 2]] {
         let (multicast, collective) = group(&seen);
         for (json, text) in [both(&multicast), both(&collective)] {
@@ -320,4 +324,17 @@ fn who_needs_what_is_down_is_led_to_the_switches() {
     assert!(never.next.is_some_and(|next| next.contains("lists the settings")));
     // The reason is the group's, which says what to do.
     assert_eq!(refused(tonic::Code::FailedPrecondition, "group").next, None);
+}
+
+/// Such as one whose headers are longer than a client accepts.
+#[test]
+fn a_call_without_an_answer_says_nothing_of_memory() {
+    let status = || tonic::Status::resource_exhausted("no memory");
+    let next = |status| super::refused(status).next.expect("a next step");
+    assert!(next(status()).contains("how much memory"));
+    let mut lost = status();
+    lost.set_source(std::sync::Arc::new(std::io::Error::other(
+        "the connection is lost",
+    )));
+    assert!(next(lost).contains("see that the other side runs"));
 }
