@@ -266,7 +266,7 @@ impl Neighbours {
         for place in self.lldp.iter_mut() {
             let gone =
                 place.take_if(|n| matches!(n.said, Said::Lldp { ttl, .. } if now.since(n.seen) >= ttl));
-            for gone in gone {
+            if let Some(gone) = gone {
                 self.left[gone.port.index()] = Some(now);
                 report_gone(now, gone, events);
             }
