@@ -2,7 +2,6 @@
 
 use castnet_collective::PathId;
 use castnet_collective::path::Paths;
-use castnet_wire::icrc::Shift;
 use castnet_wire::{MacAddr, PortId};
 
 use super::data::{Rewrite, Run, RunCommon};
@@ -38,8 +37,7 @@ enum Lost {
 
 /// The copies of a run. Those that are known last are sent at the end, because they get the frames themselves.
 struct Copies<'a> {
-    common: &'a RunCommon,
-    operator: Option<&'a Shift>,
+    common: RunCommon<'a>,
     /// If replicas share all bytes behind their headers: those to come.
     lends: Option<usize>,
     waiting: Option<Leg>,
@@ -59,15 +57,15 @@ impl Copies<'_> {
         let Some(leg) = self.waiting.replace(leg) else {
             return;
         };
-        let rewrite = Rewrite::new(self.common, &leg.dest, leg.macs);
         let copies = match &mut self.lends {
             Some(to_come) => {
                 *to_come = to_come.saturating_sub(1);
-                run.lend(cx, leg.port, &rewrite, *to_come)
+                let rewrite = Rewrite::<true>::new(&self.common, &leg.dest, leg.macs);
+                run.replicate(cx, leg.port, &rewrite, *to_come)
             }
             None => {
-                let change = self.common.icrc_change(self.operator, &rewrite);
-                run.replicate(cx, leg.port, (&rewrite, change))
+                let rewrite = Rewrite::<false>::new(&self.common, &leg.dest, leg.macs);
+                run.replicate(cx, leg.port, &rewrite, 0)
             }
         };
         for _ in copies..run.frames.len() as u64 {
@@ -121,15 +119,12 @@ impl Copies<'_> {
             counters.totals.copies_lost += run.frames.drain(..).count() as u64;
             return self.sent;
         };
-        let rewrite = Rewrite::new(self.common, &last.dest, last.macs);
+        let (common, port) = (&self.common, last.port);
         match self.lends {
-            Some(_) => run.send_lent(cx, last.port, &rewrite),
-            None => {
-                let change = self.common.icrc_change(self.operator, &rewrite);
-                run.send(cx, last.port, (&rewrite, change));
-            }
+            Some(_) => run.send(cx, port, &Rewrite::<true>::new(common, &last.dest, last.macs)),
+            None => run.send(cx, port, &Rewrite::<false>::new(common, &last.dest, last.macs)),
         }
-        counters.sent(last.port, frames, frames * length);
+        counters.sent(port, frames, frames * length);
         self.sent + frames
     }
 }
@@ -141,7 +136,7 @@ impl Group {
         &mut self,
         output: &mut Output,
         cx: &mut Cx<'_, E, O>,
-        (common, run): (&RunCommon, &mut Run<E::Buf>),
+        run: &mut Run<E::Buf>,
         takes: Option<&Paths>,
     ) -> u64 {
         let Output {
@@ -161,8 +156,7 @@ impl Group {
         let lends = may_lend && cx.egress.lends(self.hot.ports, run.headers.length as usize);
         let takes = |path: PathId| path != source && takes.is_none_or(|takes| takes.contains(path));
         let mut copies = Copies {
-            common,
-            operator: shifts.find(common.payload),
+            common: RunCommon::new(self.hot.mcst_id.0, shifts, &run.headers),
             lends: lends.then_some(replicas),
             waiting: None,
             sent: 0,
