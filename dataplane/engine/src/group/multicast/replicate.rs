@@ -91,7 +91,7 @@ impl<B: FrameBuf> Legs<'_, B> {
             routes,
             ..
         } = &self.rewriter;
-        let addresses = (packet.mcst_id, address.into(), packet.header.sport);
+        let addresses = (packet.original.mcst_id, address.into(), packet.header.sport);
         let packet_len = self.copies.frame().length().saturating_sub(packet.header.l3);
         let mut any = false;
         for hop in hops(routes, ports, addresses, packet_len) {
@@ -113,7 +113,6 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
     output: &mut Output,
     group: &mut Group,
     header: &RoceHeader,
-    src: Ipv4Addr,
     frame: E::Buf,
 ) -> Verdict {
     let Output {
@@ -133,7 +132,7 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
     let length = frame.length();
     let mut legs = Legs {
         rewriter: CopyRewriter {
-            packet: FrameRewrite::new(header, src, group.hot.mcst_id.0, &frame),
+            packet: FrameRewrite::new(header, group.hot.mcst_id.0, &frame),
             operator: shifts.find(bytes_after(header)),
             ports,
             next_hops,
@@ -185,12 +184,12 @@ pub(super) fn send_one<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
     output: &mut Output,
     group: &mut Group,
-    (header, src): (&RoceHeader, Ipv4Addr),
+    header: &RoceHeader,
     (port, path): (PortId, PathId),
     copy: E::Buf,
 ) {
     let rewriter = CopyRewriter {
-        packet: FrameRewrite::new(header, src, group.hot.mcst_id.0, &copy),
+        packet: FrameRewrite::new(header, group.hot.mcst_id.0, &copy),
         operator: output.shifts.find(bytes_after(header)),
         ports: &output.ports,
         next_hops: &output.next_hops,
@@ -298,16 +297,16 @@ fn explain(
         Ipv4Addr::from(dest.ip),
         Qpn::from_bytes(dest.qpn),
     );
+    let mcst_id = packet.original.mcst_id;
     if !dest.is_addressed() {
-        let why = match qpn == packet.header.bth.dest_qp {
-            true => "next hop is a switch: Ethernet addresses rewritten, the rest as it came".into(),
-            false => format!("next hop is a switch: Ethernet addresses and QPN rewritten, qpn {qpn}"),
+        let why = match packet.original.change(dest) {
+            None => "next hop is a switch: Ethernet addresses rewritten, the rest as it came".into(),
+            Some(_) => format!("next hop is a switch: rewritten, dst {mcst_id}, qpn {qpn}"),
         };
         return Step::new(Stage::Replicate, who, why);
     }
     let mut facts = vec![format!(
-        "src {}, dst {ip}, qpn {qpn}; checksum and ICRC by difference",
-        packet.mcst_id
+        "src {mcst_id}, dst {ip}, qpn {qpn}; checksum and ICRC by difference"
     )];
     match target {
         Some(Target {

@@ -12,15 +12,15 @@ use arrayvec::ArrayVec;
 use castnet_collective::PathId;
 use castnet_collective::path::Paths;
 use castnet_wire::ethernet::{MACS_LEN, SRC_AT};
-use castnet_wire::icrc::{self, HeaderDelta, Neutral, Shift};
+use castnet_wire::icrc::{self, Neutral, Shift};
 use castnet_wire::layout::{self, DEST_QP, DST, IPV4_CHECKSUM, SRC, UDP_CHECKSUM, in_frame};
-use castnet_wire::{BATCH, FrameBuf, MacAddr, Nanos, PortId, Qpn};
+use castnet_wire::{BATCH, FrameBuf, MacAddr, Nanos, PortId, ipv4};
 
 use crate::egress::Egress;
 use crate::group::headers::{Headers, L3, PLAIN};
 use crate::group::multicast::context::Group;
 use crate::group::multicast::frame as slow;
-use crate::group::rewrite::{PathDestination, address_sum};
+use crate::group::rewrite::{Change, Original, PathDestination};
 use crate::group::services::Services;
 use crate::group::verify;
 use crate::observe::trace::Observer;
@@ -84,12 +84,7 @@ impl<B: FrameBuf> Run<B> {
 
 /// What is equal for all paths of a run.
 pub(super) struct RunCommon<'a> {
-    mcst_id: Ipv4Addr,
-    src: Ipv4Addr,
-    qpn: Qpn,
-    from_source: HeaderDelta,
-    /// Term of the IPv4 checksum. The McstID moves from destination to source, so only the old source is subtracted.
-    sum: u32,
+    original: Original,
     /// Bytes between the BTH and the ICRC.
     payload: usize,
     /// The ICRC operator for them, if it is cached.
@@ -99,13 +94,9 @@ pub(super) struct RunCommon<'a> {
 impl<'a> RunCommon<'a> {
     #[inline(always)]
     pub(super) fn new(mcst_id: Ipv4Addr, shifts: &'a mut Shifts, headers: &Headers) -> Self {
-        let (src, payload) = (headers.src(), headers.payload() as usize);
+        let payload = headers.payload() as usize;
         Self {
-            mcst_id,
-            src,
-            qpn: headers.qpn(),
-            from_source: HeaderDelta::src(src, mcst_id),
-            sum: 2 * 0xFFFF - address_sum(src),
+            original: Original::new(mcst_id, (headers.src(), headers.dst()), headers.qpn()),
             payload,
             operator: shifts.find(payload),
         }
@@ -125,7 +116,7 @@ impl<'a> RunCommon<'a> {
 pub(super) struct Rewrite<const LENT: bool> {
     /// Addresses of the next hop and of the port.
     macs: [u8; MACS_LEN],
-    /// The McstID and the next hop, or the received ones towards an adjacent switch. Zeros if only Ethernet addresses are written.
+    /// Source and destination. Zeros if only Ethernet addresses are written.
     addresses: [u8; 8],
     qpn: [u8; 3],
     /// Added to the complement of the IPv4 checksum.
@@ -143,35 +134,27 @@ impl<const LENT: bool> Rewrite<LENT> {
         dest: &PathDestination,
         (dst, src): (MacAddr, MacAddr),
     ) -> Self {
-        let (ip, qpn) = (Ipv4Addr::from(dest.ip), Qpn::from_bytes(dest.qpn));
-        let to_qp = HeaderDelta::dest_qp(common.qpn, qpn);
-        let (group, source) = (common.mcst_id.octets(), common.src.octets());
-        // Towards an adjacent switch the addresses stay. If the QPN stays, too, only Ethernet addresses are written.
-        let (addresses, sum, delta) = match dest.is_addressed() {
-            true => {
-                let delta = common.from_source.and(HeaderDelta::dst(common.mcst_id, ip));
-                ([group, dest.ip], common.sum + address_sum(ip), delta.and(to_qp))
-            }
-            false if qpn != common.qpn => ([source, group], 0, to_qp),
-            false => ([[0; 4]; 2], 0, to_qp),
-        };
+        let Change {
+            addresses,
+            sum,
+            delta,
+        } = common.original.change(dest).unwrap_or_default();
         let register = delta.at_bth();
         let (change, neutral) = match LENT {
             true => (0, Neutral::of(register)),
             false => (common.icrc_change(register), Neutral::default()),
         };
-        let mut rewrite = Self {
-            macs: [0; MACS_LEN],
-            addresses: [0; 8],
+        let mut macs = [0; MACS_LEN];
+        macs[..SRC_AT].copy_from_slice(&dst.0);
+        macs[SRC_AT..].copy_from_slice(&src.0);
+        Self {
+            macs,
+            addresses,
             qpn: dest.qpn,
             sum,
             change,
             neutral,
-        };
-        rewrite.macs[..SRC_AT].copy_from_slice(&dst.0);
-        rewrite.macs[SRC_AT..].copy_from_slice(&src.0);
-        rewrite.addresses.copy_from_slice(addresses.as_flattened());
-        rewrite
+        }
     }
 
     /// True if more than Ethernet addresses is written.
@@ -204,9 +187,7 @@ impl<const LENT: bool> Rewrite<LENT> {
             head[SPORT.start] ^= c;
             head[SPORT.start + 1] ^= d;
         }
-        let sum = (sum & 0xFFFF) + (sum >> 16);
-        let sum = !((sum & 0xFFFF) + (sum >> 16)) as u16;
-        head[in_frame(IPV4_CHECKSUM)].copy_from_slice(&sum.to_be_bytes());
+        head[in_frame(IPV4_CHECKSUM)].copy_from_slice(&(!ipv4::fold(sum)).to_be_bytes());
         head[in_frame(SRC.start..DST.end)].copy_from_slice(&self.addresses);
         head[in_frame(UDP_CHECKSUM)].copy_from_slice(&[0; 2]);
         head[in_frame(DEST_QP)].copy_from_slice(&self.qpn);
