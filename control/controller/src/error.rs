@@ -206,7 +206,7 @@ pub(crate) enum Refusal {
         host: String,
         given: String,
     },
-    #[error("rank {rank} of group {group:?} is in already, by a call from host {host:?} that stands")]
+    #[error("rank {rank} of group {group:?} is in already, by an open call from host {host:?}")]
     RankTaken { group: String, rank: u16, host: String },
     #[error(
         "this is not the secret of job {job:?}, which its first rank has set: rank {rank} may not take part"

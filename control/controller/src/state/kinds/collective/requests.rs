@@ -151,8 +151,8 @@ impl Core {
                 given: host.clone(),
             });
         }
-        let stands = entry.present.contains_key(&join.rank) && group.seat(join.rank).is_some();
-        if stands && join.rejoin_of.is_none() && same_seat(group, join).is_none() {
+        let is_open = entry.present.contains_key(&join.rank) && group.seat(join.rank).is_some();
+        if is_open && join.rejoin_of.is_none() && same_seat(group, join).is_none() {
             return Err(Refusal::RankTaken {
                 group: join.job.clone(),
                 rank: join.rank,
