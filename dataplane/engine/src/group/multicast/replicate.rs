@@ -28,9 +28,16 @@ pub(crate) fn count_lost_copy(group: &mut Group, counters: &mut Counters, path: 
     }
 }
 
-/// Of a copy to an address of a static core.
+/// Of a copy to a path or, for an address of a static core, to all its paths.
 #[cold]
-pub(super) fn count_lost_copies(group: &mut Group, counters: &mut Counters, address: [u8; 4]) {
+pub(super) fn count_lost_copies(
+    group: &mut Group,
+    counters: &mut Counters,
+    (path, core): (PathId, Option<[u8; 4]>),
+) {
+    let Some(address) = core else {
+        return count_lost_copy(group, counters, path);
+    };
     for i in 0..group.cold.core.paths(address).len() {
         if let Some(path) = group.cold.core.paths(address).get(i).copied() {
             count_lost_copy(group, counters, path);
@@ -70,10 +77,8 @@ impl<B: FrameBuf> Legs<'_, B> {
         let who = || format!("{} skipped", group.cold.describe(leg.path));
         cx.observer
             .step(|| Step::new(Stage::Replicate, who(), "no buffer"));
-        match leg.core {
-            None => count_lost_copy(group, counters, leg.path),
-            Some((address, _)) => count_lost_copies(group, counters, address),
-        }
+        let core = leg.core.map(|(address, _)| address);
+        count_lost_copies(group, counters, (leg.path, core));
     }
 
     /// One copy for each next hop of the switch's own route to the address, or one by the path's port.
@@ -93,14 +98,8 @@ impl<B: FrameBuf> Legs<'_, B> {
         } = &self.rewriter;
         let addresses = (packet.original.mcst_id, address.into(), packet.header.sport);
         let packet_len = self.copies.frame().length().saturating_sub(packet.header.l3);
-        let mut any = false;
-        for hop in hops(routes, ports, addresses, packet_len) {
-            any = true;
-            let core = Some((address, Some(hop.mac)));
-            self.add(cx, counters, group, (hop.port, Leg { core, ..leg }));
-        }
-        if !any {
-            let core = Some((address, None));
+        for (port, mac) in hops(routes, ports, addresses, packet_len, port) {
+            let core = Some((address, mac));
             self.add(cx, counters, group, (port, Leg { core, ..leg }));
         }
     }

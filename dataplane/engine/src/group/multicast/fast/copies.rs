@@ -9,7 +9,7 @@ use crate::egress::Egress;
 use crate::group::headers::L3;
 use crate::group::multicast::context::Group;
 use crate::group::multicast::core::{Way, hops};
-use crate::group::multicast::replicate::{count_lost_copies, count_lost_copy};
+use crate::group::multicast::replicate::count_lost_copies;
 use crate::group::rewrite::PathDestination;
 use crate::observe::counters::Counters;
 use crate::observe::trace::Observer;
@@ -24,15 +24,9 @@ struct Leg {
     /// Destination and source.
     macs: (MacAddr, MacAddr),
     dest: PathDestination,
-    lost: Lost,
-}
-
-/// Who lacks a packet whose copy is lost.
-#[derive(Clone, Copy)]
-enum Lost {
-    Path(PathId),
-    /// All paths of an address of the core.
-    Core([u8; 4]),
+    /// Who lacks the packet if it is lost: the path or, with an address of a static core, all its paths.
+    path: PathId,
+    core: Option<[u8; 4]>,
 }
 
 /// The copies of a run. Those that are known last are sent at the end, because they get the frames themselves.
@@ -69,10 +63,7 @@ impl Copies<'_> {
             }
         };
         for _ in copies..run.frames.len() as u64 {
-            match leg.lost {
-                Lost::Path(path) => count_lost_copy(group, counters, path),
-                Lost::Core(address) => count_lost_copies(group, counters, address),
-            }
+            count_lost_copies(group, counters, (leg.path, leg.core));
         }
         counters.sent(leg.port, copies, copies * u64::from(run.headers.length));
         self.sent += copies;
@@ -91,18 +82,9 @@ impl Copies<'_> {
     ) {
         let addresses = (group.hot.mcst_id.0, leg.dest.ip.into(), run.headers.sport());
         let packet_len = run.headers.length as usize - L3;
-        let mut any = false;
-        for hop in hops(routes, ports, addresses, packet_len) {
-            any = true;
-            let leg = Leg {
-                port: hop.port,
-                macs: (hop.mac, ports.mac(hop.port)),
-                ..leg
-            };
-            self.add(cx, counters, group, run, leg);
-        }
-        if !any {
-            self.add(cx, counters, group, run, leg);
+        for (port, mac) in hops(routes, ports, addresses, packet_len, leg.port) {
+            let macs = mac.map_or(leg.macs, |mac| (mac, ports.mac(port)));
+            self.add(cx, counters, group, run, Leg { port, macs, ..leg });
         }
     }
 
@@ -180,7 +162,8 @@ impl Group {
                 port,
                 macs: (next_hops.get(dest.next_hop()), ports.mac(port)),
                 dest: *dest,
-                lost: Lost::Path(path),
+                path,
+                core: None,
             };
             let way = match uses_core {
                 true => self.cold.core.way(path, takes),
@@ -191,7 +174,7 @@ impl Group {
                 Way::Core(address) => {
                     let leg = Leg {
                         dest: leg.dest.with_ip(address),
-                        lost: Lost::Core(address),
+                        core: Some(address),
                         ..leg
                     };
                     copies.add_core(cx, (ports, routes), counters, self, run, leg);
