@@ -340,20 +340,13 @@ pub(super) fn count_feedback(
     endpoint: &mut EndpointCounters,
     syndrome: Syndrome,
 ) {
-    match syndrome {
-        Syndrome::Ack => {
-            all.acks_in += 1;
-            endpoint.acks_in += 1;
-        }
-        Syndrome::Nak(_) => {
-            all.naks_in += 1;
-            endpoint.naks_in += 1;
-        }
-        Syndrome::RnrNak(_) => {
-            all.rnr_naks_in += 1;
-            endpoint.rnr_naks_in += 1;
-        }
-    }
+    let (all, endpoint) = match syndrome {
+        Syndrome::Ack => (&mut all.acks_in, &mut endpoint.acks_in),
+        Syndrome::Nak(_) => (&mut all.naks_in, &mut endpoint.naks_in),
+        Syndrome::RnrNak(_) => (&mut all.rnr_naks_in, &mut endpoint.rnr_naks_in),
+    };
+    *all += 1;
+    *endpoint += 1;
 }
 
 #[inline]
