@@ -9,6 +9,7 @@ use castnet_wire::icrc::{self, HeaderDelta, Shift};
 use castnet_wire::layout::{DEST_QP, DST, IPV4_CHECKSUM, PACKET_HEADERS, PSN, SRC, UDP_CHECKSUM};
 use castnet_wire::{FrameBuf, PortId, Psn, Qpn, Reth, RoceHeader, ipv4};
 
+use crate::observe::counters::Counters;
 use crate::output::{Output, Ports};
 use crate::tables::next_hops::NextHops;
 use crate::tables::route::Routes;
@@ -144,7 +145,7 @@ const fn address_sum(ip: Ipv4Addr) -> u32 {
 
 impl<'a> FrameRewrite<'a> {
     #[inline(always)]
-    pub(super) fn new(header: &'a RoceHeader, mcst_id: Ipv4Addr, frame: &impl FrameBuf) -> Self {
+    fn new(header: &'a RoceHeader, mcst_id: Ipv4Addr, frame: &impl FrameBuf) -> Self {
         let checksum = frame
             .head()
             .get(header.l3 + IPV4_CHECKSUM.start..)
@@ -215,67 +216,89 @@ fn headers_of(copy: &mut impl FrameBuf, l3: usize) -> Option<(&mut [u8; PACKET_H
 }
 
 /// Bytes between the last rewritten header and the ICRC.
-pub(super) fn bytes_after(header: &RoceHeader) -> usize {
+fn bytes_after(header: &RoceHeader) -> usize {
     header.after_reth().unwrap_or(header.after_bth())
 }
 
-/// Writes the destination `new` instead of `old` into a private frame; checksum and ICRC change by difference.
+/// Changes the headers of a private frame; the ICRC changes by difference.
+fn change_headers(
+    frame: &mut impl FrameBuf,
+    header: &RoceHeader,
+    change: impl FnOnce(&mut [u8; PACKET_HEADERS]) -> HeaderDelta,
+) {
+    let Some(icrc) = icrc::read(frame, header.frame_len) else {
+        return;
+    };
+    let Some((fixed, _)) = headers_of(frame, header.l3) else {
+        return;
+    };
+    fixed[UDP_CHECKSUM].copy_from_slice(&[0; 2]);
+    let change = icrc::shift(change(fixed).at_bth(), header.after_bth());
+    icrc::write(frame, header.frame_len, icrc ^ change);
+}
+
+/// Writes the destination `new` instead of `old` into a private frame.
 pub(crate) fn set_destination(frame: &mut impl FrameBuf, header: &RoceHeader, old: Ipv4Addr, new: Ipv4Addr) {
-    let Some(icrc) = icrc::read(frame, header.frame_len) else {
-        return;
-    };
-    let Some((fixed, _)) = headers_of(frame, header.l3) else {
-        return;
-    };
-    let [high, low] = fixed[IPV4_CHECKSUM] else {
-        return;
-    };
-    let sum = u32::from(!u16::from_be_bytes([high, low])) + 2 * 0xFFFF - address_sum(old) + address_sum(new);
-    fixed[IPV4_CHECKSUM].copy_from_slice(&(!ipv4::fold(sum)).to_be_bytes());
-    fixed[DST].copy_from_slice(&new.octets());
-    fixed[UDP_CHECKSUM].copy_from_slice(&[0; 2]);
-    let change = icrc::shift(HeaderDelta::dst(old, new).at_bth(), header.after_bth());
-    icrc::write(frame, header.frame_len, icrc ^ change);
+    change_headers(frame, header, |fixed| {
+        let checksum = [IPV4_CHECKSUM.start, IPV4_CHECKSUM.start + 1].map(|at| fixed[at]);
+        let sum = u32::from(!u16::from_be_bytes(checksum)) + 2 * 0xFFFF - address_sum(old) + address_sum(new);
+        fixed[IPV4_CHECKSUM].copy_from_slice(&(!ipv4::fold(sum)).to_be_bytes());
+        fixed[DST].copy_from_slice(&new.octets());
+        HeaderDelta::dst(old, new)
+    });
 }
 
-/// Writes the PSN `new` instead of `old` into a private frame; the ICRC changes by difference.
+/// Writes the PSN `new` instead of `old` into a private frame.
 pub(super) fn set_psn(frame: &mut impl FrameBuf, header: &RoceHeader, old: Psn, new: Psn) {
-    let Some(icrc) = icrc::read(frame, header.frame_len) else {
-        return;
-    };
-    let Some((fixed, _)) = headers_of(frame, header.l3) else {
-        return;
-    };
-    fixed[UDP_CHECKSUM].copy_from_slice(&[0; 2]);
-    fixed[PSN].copy_from_slice(&new.to_bytes());
-    let change = icrc::shift(HeaderDelta::psn(old, new).at_bth(), header.after_bth());
-    icrc::write(frame, header.frame_len, icrc ^ change);
+    change_headers(frame, header, |fixed| {
+        fixed[PSN].copy_from_slice(&new.to_bytes());
+        HeaderDelta::psn(old, new)
+    });
 }
 
-/// Sets AckReq in a private frame that does not request an acknowledgement; the ICRC changes by difference.
+/// Sets AckReq in a private frame that does not request an acknowledgement.
 pub(super) fn request_ack(frame: &mut impl FrameBuf, header: &RoceHeader) {
-    let Some(icrc) = icrc::read(frame, header.frame_len) else {
-        return;
-    };
-    let Some((fixed, _)) = headers_of(frame, header.l3) else {
-        return;
-    };
-    fixed[UDP_CHECKSUM].copy_from_slice(&[0; 2]);
-    fixed[PSN.start - 1] |= 0x80;
-    let change = icrc::shift(HeaderDelta::ack_request_flips().at_bth(), header.after_bth());
-    icrc::write(frame, header.frame_len, icrc ^ change);
+    change_headers(frame, header, |fixed| {
+        fixed[PSN.start - 1] |= 0x80;
+        HeaderDelta::ack_request_flips()
+    });
 }
 
 pub(super) struct CopyRewriter<'a> {
     pub(super) packet: FrameRewrite<'a>,
     /// ICRC operator for the bytes between the last rewritten header and the ICRC.
-    pub(super) operator: Option<&'a Shift>,
+    operator: Option<&'a Shift>,
     pub(super) ports: &'a Ports,
-    pub(super) next_hops: &'a NextHops,
+    next_hops: &'a NextHops,
     pub(super) routes: &'a Routes,
 }
 
-impl CopyRewriter<'_> {
+impl<'a> CopyRewriter<'a> {
+    /// For copies of `frame`, with the counters of what is sent.
+    #[inline(always)]
+    pub(super) fn new(
+        output: &'a mut Output,
+        header: &'a RoceHeader,
+        mcst_id: Ipv4Addr,
+        frame: &impl FrameBuf,
+    ) -> (Self, &'a mut Counters) {
+        let Output {
+            ports,
+            next_hops,
+            routes,
+            shifts,
+            counters,
+        } = output;
+        let rewriter = Self {
+            packet: FrameRewrite::new(header, mcst_id, frame),
+            operator: shifts.find(bytes_after(header)),
+            ports,
+            next_hops,
+            routes,
+        };
+        (rewriter, counters)
+    }
+
     /// Rewrites a private copy of the frame.
     #[inline(always)]
     pub(super) fn rewrite(
@@ -302,12 +325,6 @@ pub(crate) fn bridge(
     header: &RoceHeader,
     frame: &mut impl FrameBuf,
 ) {
-    let rewriter = CopyRewriter {
-        packet: FrameRewrite::new(header, mcst_id, frame),
-        operator: output.shifts.find(bytes_after(header)),
-        ports: &output.ports,
-        next_hops: &output.next_hops,
-        routes: &output.routes,
-    };
+    let (rewriter, _) = CopyRewriter::new(output, header, mcst_id, frame);
     rewriter.rewrite(dest, port, header.reth.as_ref().map(Target::unchanged), frame);
 }

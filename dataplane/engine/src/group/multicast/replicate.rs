@@ -11,8 +11,7 @@ use castnet_wire::{DropReason, FrameBuf, MacAddr, PortId, Qpn, Reth, RoceHeader}
 use crate::egress::Egress;
 use crate::group::multicast::context::{Cold, Group};
 use crate::group::multicast::core::{Way, hops};
-use crate::group::rewrite::PathDestination;
-use crate::group::rewrite::{CopyRewriter, FrameRewrite, Target, bytes_after, set_psn};
+use crate::group::rewrite::{CopyRewriter, FrameRewrite, PathDestination, Target, set_psn};
 use crate::observe::counters::{Counters, PathCounters};
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::Output;
@@ -114,13 +113,6 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
     header: &RoceHeader,
     frame: E::Buf,
 ) -> Verdict {
-    let Output {
-        ports,
-        next_hops,
-        routes,
-        shifts,
-        counters,
-    } = output;
     // With padding the ICRC is not in the trailer: it must lie in the private head.
     let padded = header.frame_len != frame.length();
     let private = if padded {
@@ -129,14 +121,9 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
         header.payload_at
     };
     let length = frame.length();
+    let (rewriter, counters) = CopyRewriter::new(output, header, group.hot.mcst_id.0, &frame);
     let mut legs = Legs {
-        rewriter: CopyRewriter {
-            packet: FrameRewrite::new(header, group.hot.mcst_id.0, &frame),
-            operator: shifts.find(bytes_after(header)),
-            ports,
-            next_hops,
-            routes,
-        },
+        rewriter,
         copies: Copies::new(frame, private),
     };
     let mut members = group.hot.ports;
@@ -187,15 +174,9 @@ pub(super) fn send_one<E: Egress, O: Observer>(
     (port, path): (PortId, PathId),
     copy: E::Buf,
 ) {
-    let rewriter = CopyRewriter {
-        packet: FrameRewrite::new(header, group.hot.mcst_id.0, &copy),
-        operator: output.shifts.find(bytes_after(header)),
-        ports: &output.ports,
-        next_hops: &output.next_hops,
-        routes: &output.routes,
-    };
+    let (rewriter, counters) = CopyRewriter::new(output, header, group.hot.mcst_id.0, &copy);
     let leg = (port, Leg { path, core: None });
-    rewriter.send_copy(cx, &mut output.counters, group, leg, copy);
+    rewriter.send_copy(cx, counters, group, leg, copy);
 }
 
 impl Target {
