@@ -18,6 +18,14 @@ pub enum GroupKey {
 }
 
 impl GroupKey {
+    #[inline(always)]
+    pub(crate) fn of(src: Ipv4Addr, dst: Ipv4Addr) -> Self {
+        match dst.is_multicast() {
+            false => Self::To(dst),
+            true => Self::From(src),
+        }
+    }
+
     /// The key of an IPv4 frame, for the dispatch to workers. `head` begins with the Ethernet header; VLAN tags may follow.
     #[inline]
     pub fn of_frame(head: &[u8]) -> Option<Self> {
@@ -35,6 +43,7 @@ impl GroupKey {
     }
 
     /// In a table of 64-bit keys, none of which has all bits set.
+    #[inline(always)]
     pub(crate) fn bits(self) -> u64 {
         match self {
             Self::To(address) => address.to_bits().into(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use castnet_reduce::prefetch;
 use castnet_wire::{Ethernet, FrameBuf, McstId, Nanos, PortId};
 
+use crate::address::GroupKey;
 use crate::bridge::{Bridge, RegistrationFrame};
 use crate::config::{ConfigError, EngineConfig};
 use crate::egress::Egress;
@@ -259,8 +260,8 @@ impl Engine {
 
     /// Prefetches what a routed frame touches. [`Engine::egress_of`] reads some of it.
     pub fn prefetch(&self, ingress: PortId, frame: &impl FrameBuf) {
-        if let Some(dst) = crate::address::destination(frame.head()) {
-            self.groups.prefetch_index(dst);
+        if let Some(key) = GroupKey::of_frame(frame.head()) {
+            self.groups.prefetch_index(key);
         }
         self.bridge.prefetch_flow(ingress, frame.head());
         self.services.output.counters.prefetch(ingress);

@@ -14,7 +14,7 @@ use castnet_rules::{CollectiveMode, LossPolicy, StragglerPolicy};
 use castnet_wire::spin::Progress;
 use castnet_wire::{Pmtu, Psn, RateLimit};
 
-/// Each group has a call that stands, and a server may limit these for one connection.
+/// Each group has an open call, and a server may limit these for one connection.
 const GROUPS_MAX: u64 = 128;
 
 /// Whether host-based algorithms may replace those in the network.

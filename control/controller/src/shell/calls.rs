@@ -1,4 +1,4 @@
-//! Calls of members that stand, and of clients that wait for what they have asked for.
+//! Open calls of members, and of clients that wait for what they have asked for.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,7 +66,7 @@ impl Changes {
     }
 }
 
-/// A member's call that stands while it waits for changes of its group.
+/// A member's call, open while it waits for changes of its group.
 pub(crate) trait StandingCall: Send + 'static {
     /// Small: a client that takes no messages leaves one waiting.
     type State: PartialEq + Send + Sync + 'static;
@@ -81,7 +81,7 @@ pub(crate) trait StandingCall: Send + 'static {
     fn look(&mut self) -> impl Future<Output = Result<Seen<Self::State>, Refusal>> + Send;
 }
 
-/// A rank's call, which stands while it is in. When it is dropped, the rank's lease starts to run.
+/// A rank's call, open while it is in. When it is dropped, the rank's lease starts to run.
 pub(crate) struct Attendance {
     shared: Arc<Shared>,
     seated: Seated,
@@ -249,14 +249,14 @@ impl Join {
         let (_, member) = kind.member(&self.host)?;
         let state = || Box::new(view::state_for(kind, core, entry, &self.host, self.brief));
         let by = [JoinedBy::Creation, JoinedBy::Call(self.call)];
-        let stands = matches!(&member.state, Joining::Joined(seat) if by.contains(&seat.by));
+        let is_open = matches!(&member.state, Joining::Joined(seat) if by.contains(&seat.by));
         match entry.record().phase {
-            phase if stands && phase.has_run() && kind.is_waiting(&self.host) => Some(Seen::State(state())),
-            Phase::Active | Phase::Degraded if self.has_lease && stands => Some(Seen::State(state())),
-            // It was put out, unless another call stands for it.
+            phase if is_open && phase.has_run() && kind.is_waiting(&self.host) => Some(Seen::State(state())),
+            Phase::Active | Phase::Degraded if self.has_lease && is_open => Some(Seen::State(state())),
+            // It was put out, unless another call is open for it.
             _ if self.has_lease && matches!(member.state, Joining::Expected) => Some(Seen::Last(state())),
             Phase::Active | Phase::Degraded | Phase::Refused => Some(Seen::Last(state())),
-            _ => stands.then(|| Seen::State(state())),
+            _ => is_open.then(|| Seen::State(state())),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Who follows a group: calls that stand, and clients that wait for what they have asked for.
+//! Who follows a group: open calls, and clients that wait for what they have asked for.
 
 use std::any::Any;
 use std::ptr::addr_eq;

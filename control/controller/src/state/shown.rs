@@ -22,7 +22,7 @@ const GONE_MAX: usize = 1024;
 pub(crate) struct Source<'r> {
     pub(crate) record: Arc<dyn Any + Send + Sync>,
     pub(crate) host: &'r str,
-    /// Whether its call stands, where that is shown.
+    /// Whether its call is open, where that is shown.
     pub(crate) is_here: bool,
 }
 

@@ -45,10 +45,10 @@ pub(crate) struct Entry {
     pub(crate) timers: Timers<Due>,
     /// Links and switches of its tree that are down, while it runs.
     pub(crate) links_down: DownLinks,
-    /// Calls of ranks that stand, by rank. One counts while the rank has a seat, which is stored and may be taken back; without one, its lease
+    /// Open calls of ranks, by rank. One counts while the rank has a seat, which is stored and may be taken back; without one, its lease
     /// runs.
     pub(crate) present: BTreeMap<u16, u64>,
-    /// Numbers of the calls of members of a multicast group with leases that stand.
+    /// Numbers of the open calls of members with leases, in a multicast group.
     pub(crate) calls: BTreeSet<u64>,
     /// Ranks that switches wait for: the last report of each.
     pub(crate) stalls: BTreeMap<String, Vec<u16>>,

@@ -47,7 +47,7 @@ async fn a_group_that_fails_with_a_receiver_says_which() {
 async fn a_source_that_is_back_with_a_new_queue_pair_opens_the_group() {
     let (lab, _controller, mut client) = two_tiers().await;
     let mut calls = group(&lab, &client, MemberLoss::Evict, [LONG; 3]).await;
-    // While its call stands, it is in.
+    // While its call is open, it is in.
     let taken = client.join_group(lab.joining("g", "h0", 18)).await;
     refused(taken, Code::FailedPrecondition, "");
     drop(calls.remove(0));

@@ -3,7 +3,7 @@
 use crate::common::Told;
 use crate::common::tree::{Chance, Shape, Tree};
 use crate::common::{Switch, ack, nak, path, replicate};
-use crate::tree::{chance, run, shape, start};
+use crate::tree::{case, chance, not_ready};
 use castnet_collective::path::Paths;
 use castnet_collective::{Effect, MulticastConfig, RepairConfig};
 use castnet_wire::{Nanos, Psn};
@@ -17,41 +17,28 @@ fn with_ticks(restarts: bool) -> impl Strategy<Value = Chance> {
     ]
 }
 
+/// Rings shorter and longer than the window.
+fn slots() -> impl Strategy<Value = u16> {
+    prop_oneof![Just(128u16), (0u32..5).prop_map(|bits| 1u16 << bits)]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
-    /// Rings shorter and longer than the window.
     #[test]
     fn m1_m2_m3_hold_and_all_is_delivered(
-        shape in shape(),
-        start in start(),
-        total in 1i64..40,
-        ack_every in 1i64..9,
-        slots in prop_oneof![Just(128u16), (0u32..5).prop_map(|bits| 1 << bits)],
-        selective in any::<bool>(),
-        not_ready in prop::collection::vec((0usize..16, 0i64..40), 0..3),
-        chances in prop::collection::vec(with_ticks(false), 0..500),
+        case in case(with_ticks(false)), (slots, selective) in (slots(), any::<bool>()), not_ready in not_ready(),
     ) {
-        let tree = Tree::repairing(&shape, start, total, ack_every, slots).with_selective_source(selective);
-        let tree = run(tree, not_ready, chances)?;
-        prop_assert!(tree.receivers.iter().all(|receiver| receiver.expected == total));
-        prop_assert!(tree.time_outs <= 8, "{} time-outs", tree.time_outs);
+        let tree = case.tree(slots).with_selective_source(selective);
+        case.is_delivered(tree, not_ready)?;
     }
 
     #[test]
     fn switches_may_restart_in_mid_stream(
-        shape in shape(),
-        start in start(),
-        total in 1i64..40,
-        ack_every in 1i64..9,
-        slots in prop_oneof![Just(128u16), (0u32..5).prop_map(|bits| 1 << bits)],
-        selective in any::<bool>(),
-        chances in prop::collection::vec(with_ticks(true), 0..500),
+        case in case(with_ticks(true)), (slots, selective) in (slots(), any::<bool>()),
     ) {
-        let tree = Tree::repairing(&shape, start, total, ack_every, slots).with_selective_source(selective);
-        let tree = run(tree, Vec::new(), chances)?;
-        prop_assert!(tree.receivers.iter().all(|receiver| receiver.expected == total));
-        prop_assert!(tree.time_outs <= 8, "{} time-outs", tree.time_outs);
+        let tree = case.tree(slots).with_selective_source(selective);
+        case.is_delivered(tree, Vec::new())?;
     }
 }
 

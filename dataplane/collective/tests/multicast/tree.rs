@@ -5,7 +5,7 @@ use castnet_wire::Psn;
 use proptest::prelude::*;
 
 /// A switch with one to four things below it, three tiers at most.
-pub(crate) fn shape() -> impl Strategy<Value = Shape> {
+fn shape() -> impl Strategy<Value = Shape> {
     let leaf = prop::collection::vec(Just(Shape::Host), 1..5).prop_map(Shape::Switch);
     let inner = leaf.prop_recursive(3, 12, 4, |below| {
         prop::collection::vec(prop_oneof![1 => Just(Shape::Host), 2 => below], 1..4).prop_map(Shape::Switch)
@@ -25,15 +25,54 @@ pub(crate) fn chance(restarts: bool) -> impl Strategy<Value = Chance> {
     ]
 }
 
-pub(crate) fn start() -> impl Strategy<Value = Psn> {
-    prop_oneof![Just(0u32), Psn::MODULUS - 30..Psn::MODULUS, any::<u32>()].prop_map(Psn::new)
+/// A tree, the stream of its source, and what the network does.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    shape: Shape,
+    start: Psn,
+    total: i64,
+    ack_every: i64,
+    chances: Vec<Chance>,
 }
 
-pub(crate) fn run(
-    mut tree: Tree,
-    not_ready: Vec<(usize, i64)>,
-    chances: Vec<Chance>,
-) -> Result<Tree, TestCaseError> {
+pub(crate) fn case(chance: impl Strategy<Value = Chance>) -> impl Strategy<Value = Case> {
+    let start = prop_oneof![Just(0u32), Psn::MODULUS - 30..Psn::MODULUS, any::<u32>()].prop_map(Psn::new);
+    let chances = prop::collection::vec(chance, 0..500);
+    (shape(), start, 1i64..40, 1i64..9, chances).prop_map(|(shape, start, total, ack_every, chances)| Case {
+        shape,
+        start,
+        total,
+        ack_every,
+        chances,
+    })
+}
+
+/// Hosts, and positions for which they are not ready.
+pub(crate) fn not_ready() -> impl Strategy<Value = Vec<(usize, i64)>> {
+    prop::collection::vec((0usize..16, 0i64..40), 0..3)
+}
+
+impl Case {
+    /// Its switches repair with so many slots; 0 where the source repairs.
+    pub(crate) fn tree(&self, slots: u16) -> Tree {
+        Tree::repairing(&self.shape, self.start, self.total, self.ack_every, slots)
+    }
+
+    /// All of `tree` get everything, with few time-outs.
+    pub(crate) fn is_delivered(self, tree: Tree, not_ready: Vec<(usize, i64)>) -> Result<(), TestCaseError> {
+        let tree = run(tree, not_ready, self.chances)?;
+        prop_assert!(
+            tree.receivers
+                .iter()
+                .all(|receiver| receiver.expected == self.total)
+        );
+        // After the chaos one time-out goes back to the oldest loss; each RNR NAK can cost one more.
+        prop_assert!(tree.time_outs <= 8, "{} time-outs", tree.time_outs);
+        Ok(())
+    }
+}
+
+fn run(mut tree: Tree, not_ready: Vec<(usize, i64)>, chances: Vec<Chance>) -> Result<Tree, TestCaseError> {
     let hosts = tree.receivers.len();
     for (host, at) in not_ready {
         tree.receivers[host % hosts].not_ready.insert(at);
@@ -49,56 +88,32 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
-    fn m1_m2_m3_hold_and_all_is_delivered(
-        shape in shape(),
-        start in start(),
-        total in 1i64..40,
-        ack_every in 1i64..9,
-        not_ready in prop::collection::vec((0usize..16, 0i64..40), 0..3),
-        chances in prop::collection::vec(chance(false), 0..500),
-    ) {
-        let tree = run(Tree::new(&shape, start, total, ack_every), not_ready, chances)?;
-        prop_assert!(tree.receivers.iter().all(|receiver| receiver.expected == total));
-        // After the chaos one time-out goes back to the oldest loss; each RNR NAK can cost one more.
-        prop_assert!(tree.time_outs <= 8, "{} time-outs", tree.time_outs);
+    fn m1_m2_m3_hold_and_all_is_delivered(case in case(chance(false)), not_ready in not_ready()) {
+        let tree = case.tree(0);
+        case.is_delivered(tree, not_ready)?;
     }
 
     #[test]
-    fn switches_may_restart_in_mid_stream(
-        shape in shape(),
-        start in start(),
-        total in 1i64..40,
-        ack_every in 1i64..9,
-        chances in prop::collection::vec(chance(true), 0..500),
-    ) {
-        let tree = run(Tree::new(&shape, start, total, ack_every), Vec::new(), chances)?;
-        prop_assert!(tree.receivers.iter().all(|receiver| receiver.expected == total));
-        prop_assert!(tree.time_outs <= 8, "{} time-outs", tree.time_outs);
+    fn switches_may_restart_in_mid_stream(case in case(chance(true))) {
+        let tree = case.tree(0);
+        case.is_delivered(tree, Vec::new())?;
     }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(3000))]
 
     /// A receiver ends its connection with a NAK, which may be lost or repeated: the source gets no such NAK and no ACK of what the receiver
     /// lacks, and when the receiver is taken out at any time, all others get everything.
     #[test]
     fn a_receiver_that_refuses_ends_the_stream_for_nobody_else(
-        shape in shape(),
-        start in start(),
-        total in 1i64..40,
-        ack_every in 1i64..9,
+        case in case(prop_oneof![20 => chance(false), 1 => Just(Chance::Evict)]),
         slots in prop_oneof![Just(0u16), Just(128)],
         (host, at) in (0usize..16, 0i64..40),
-        chances in prop::collection::vec(prop_oneof![20 => chance(false), 1 => Just(Chance::Evict)], 0..500),
     ) {
-        let mut tree = Tree::repairing(&shape, start, total, ack_every, slots);
+        let mut tree = case.tree(slots);
         let host = host % tree.receivers.len();
         tree.break_receiver(host, at);
-        let tree = run(tree, Vec::new(), chances)?;
+        let tree = run(tree, Vec::new(), case.chances)?;
         for (other, receiver) in tree.receivers.iter().enumerate() {
             prop_assert_eq!(tree.evicted.contains(&other), receiver.broken);
-            prop_assert_eq!(receiver.expected, if receiver.broken { at } else { total });
+            prop_assert_eq!(receiver.expected, if receiver.broken { at } else { case.total });
         }
     }
 }

@@ -171,7 +171,7 @@ impl Kind for Box<Forwarding> {
             });
         }
         let dest = (&group.destinations[to], port);
-        rewrite::bridge(output, mcst_id.0, dest, header, src, &mut frame);
+        rewrite::bridge(output, mcst_id.0, dest, header, &mut frame);
         group.endpoints[to].frames_out += 1;
         group.counters.forwarded += 1;
         cx.send(&mut output.counters, port, frame);

@@ -9,7 +9,7 @@ use castnet_wire::icrc::{self, HeaderDelta, Shift};
 use castnet_wire::layout::{DEST_QP, DST, IPV4_CHECKSUM, PACKET_HEADERS, PSN, SRC, UDP_CHECKSUM};
 use castnet_wire::{FrameBuf, PortId, Psn, Qpn, Reth, RoceHeader, ipv4};
 
-use crate::group::headers::L3;
+use crate::observe::counters::Counters;
 use crate::output::{Output, Ports};
 use crate::tables::next_hops::NextHops;
 use crate::tables::route::Routes;
@@ -51,14 +51,72 @@ impl PathDestination {
     }
 }
 
+/// The group and the old headers of a packet, or of packets alike, that copies are made of.
+pub(super) struct Original {
+    pub(super) mcst_id: Ipv4Addr,
+    src: Ipv4Addr,
+    /// The McstID, or an address of a static core.
+    dst: Ipv4Addr,
+    qpn: Qpn,
+    from_source: HeaderDelta,
+    /// Takes the old addresses from what the IPv4 checksum complements (RFC 1624).
+    sum: u32,
+}
+
+/// What a copy has instead.
+#[derive(Default)]
+pub(super) struct Change {
+    /// Source and destination.
+    pub(super) addresses: [u8; 8],
+    /// Added to what the IPv4 checksum complements.
+    pub(super) sum: u32,
+    pub(super) delta: HeaderDelta,
+}
+
+impl Original {
+    #[inline(always)]
+    pub(super) fn new(mcst_id: Ipv4Addr, (src, dst): (Ipv4Addr, Ipv4Addr), qpn: Qpn) -> Self {
+        Self {
+            mcst_id,
+            src,
+            dst,
+            qpn,
+            from_source: HeaderDelta::src(src, mcst_id),
+            sum: 4 * 0xFFFF - address_sum(src) - address_sum(dst),
+        }
+    }
+
+    /// Towards a next hop with an IP address, the McstID is the source of copies. Towards an adjacent switch it is their destination: `None`
+    /// if the packet has all that they need.
+    #[inline(always)]
+    pub(super) fn change(&self, dest: &PathDestination) -> Option<Change> {
+        let (src, dst, delta) = match dest.is_addressed() {
+            true => (self.mcst_id, Ipv4Addr::from(dest.ip), self.from_source),
+            false => (self.src, self.mcst_id, HeaderDelta::NONE),
+        };
+        let qpn = Qpn::from_bytes(dest.qpn);
+        if (src, dst, qpn) == (self.src, self.dst, self.qpn) {
+            return None;
+        }
+        let mut addresses = [0; 8];
+        addresses[..4].copy_from_slice(&src.octets());
+        addresses[4..].copy_from_slice(&dst.octets());
+        Some(Change {
+            addresses,
+            sum: self.sum + address_sum(src) + address_sum(dst),
+            delta: delta
+                .and(HeaderDelta::dst(self.dst, dst))
+                .and(HeaderDelta::dest_qp(self.qpn, qpn)),
+        })
+    }
+}
+
 /// The part of rewriting that is equal for all paths, computed once per frame.
 pub(super) struct FrameRewrite<'a> {
     pub(super) header: &'a RoceHeader,
-    pub(super) mcst_id: Ipv4Addr,
+    pub(super) original: Original,
+    checksum: u16,
     icrc: u32,
-    from_source: HeaderDelta,
-    /// What the IPv4 checksum complements (RFC 1624), with the new source address and without a destination.
-    sum: u32,
 }
 
 /// Address and key of the RETH for a next hop with an IP address.
@@ -80,41 +138,28 @@ impl Target {
 }
 
 #[inline]
-pub(crate) const fn address_sum(ip: Ipv4Addr) -> u32 {
+const fn address_sum(ip: Ipv4Addr) -> u32 {
     let bits = ip.to_bits();
     (bits >> 16) + (bits & 0xFFFF)
 }
 
 impl<'a> FrameRewrite<'a> {
     #[inline(always)]
-    pub(super) fn new(
-        header: &'a RoceHeader,
-        src: Ipv4Addr,
-        mcst_id: Ipv4Addr,
-        frame: &impl FrameBuf,
-    ) -> Self {
+    fn new(header: &'a RoceHeader, mcst_id: Ipv4Addr, frame: &impl FrameBuf) -> Self {
         let checksum = frame
             .head()
             .get(header.l3 + IPV4_CHECKSUM.start..)
             .and_then(|b| b.first_chunk::<2>());
-        let checksum = checksum.map_or(0, |b| u16::from_be_bytes(*b));
-        // The McstID moves from destination to source, so only the old source is subtracted.
-        let sum = u32::from(!checksum) + 2 * 0xFFFF - address_sum(src);
+        let addresses = header.ip.v4().unwrap_or((Ipv4Addr::UNSPECIFIED, mcst_id));
         Self {
             header,
-            mcst_id,
+            original: Original::new(mcst_id, addresses, header.bth.dest_qp),
+            checksum: checksum.map_or(0, |b| u16::from_be_bytes(*b)),
             icrc: icrc::read(frame, header.frame_len).unwrap_or_default(),
-            from_source: HeaderDelta::src(src, mcst_id),
-            sum,
         }
     }
 
-    #[inline]
-    fn checksum(&self, dst: Ipv4Addr) -> u16 {
-        !ipv4::fold(self.sum + address_sum(dst))
-    }
-
-    /// Rewrites a private copy for a next hop with an IP address.
+    /// Rewrites the packet of a private copy. `target` is for a WRITE to a next hop with an IP address.
     #[inline(always)]
     fn write(
         &self,
@@ -124,47 +169,37 @@ impl<'a> FrameRewrite<'a> {
         copy: &mut impl FrameBuf,
     ) {
         let header = self.header;
-        let (ip, qpn) = (Ipv4Addr::from(dest.ip), Qpn::from_bytes(dest.qpn));
-        let delta = self
-            .from_source
-            .and(HeaderDelta::dst(self.mcst_id, ip))
-            .and(HeaderDelta::dest_qp(header.bth.dest_qp, qpn));
+        let Some(Change {
+            addresses,
+            sum,
+            mut delta,
+        }) = self.original.change(dest)
+        else {
+            return;
+        };
         let Some((fixed, ext)) = headers_of(copy, header.l3) else {
             return;
         };
-        fixed[IPV4_CHECKSUM].copy_from_slice(&self.checksum(ip).to_be_bytes());
-        fixed[SRC].copy_from_slice(&self.mcst_id.octets());
-        fixed[DST].copy_from_slice(&dest.ip);
+        let checksum = !ipv4::fold(u32::from(!self.checksum) + sum);
+        fixed[IPV4_CHECKSUM].copy_from_slice(&checksum.to_be_bytes());
+        fixed[SRC.start..DST.end].copy_from_slice(&addresses);
         fixed[UDP_CHECKSUM].copy_from_slice(&[0; 2]);
         fixed[DEST_QP].copy_from_slice(&dest.qpn);
-        let register = match (target, header.reth, ext.first_chunk_mut::<12>()) {
-            (Some(target), Some(reth), Some(bytes)) => {
-                bytes[..8].copy_from_slice(&target.va.to_be_bytes());
-                bytes[8..].copy_from_slice(&target.rkey.to_be_bytes());
-                let memory =
-                    HeaderDelta::va(reth.va, target.va).and(HeaderDelta::rkey(reth.rkey, target.rkey));
-                delta.and(memory).at_reth()
-            }
-            _ => delta.at_bth(),
+        if let (Some(target), Some(reth), Some(bytes)) = (target, header.reth, ext.first_chunk_mut::<12>()) {
+            bytes[..8].copy_from_slice(&target.va.to_be_bytes());
+            bytes[8..].copy_from_slice(&target.rkey.to_be_bytes());
+            delta = delta
+                .and(HeaderDelta::va(reth.va, target.va))
+                .and(HeaderDelta::rkey(reth.rkey, target.rkey));
+        }
+        let register = match header.reth {
+            Some(_) => delta.at_reth(),
+            None => delta.at_bth(),
         };
         let change = match operator {
             Some(operator) => operator.apply(register),
             None => icrc::shift(register, bytes_after(header)),
         };
-        icrc::write(copy, header.frame_len, self.icrc ^ change);
-    }
-
-    /// Rewrites a private copy for an adjacent switch with another QPN.
-    #[cold]
-    fn write_qpn(&self, qpn: Qpn, copy: &mut impl FrameBuf) {
-        let header = self.header;
-        let Some((fixed, _)) = headers_of(copy, header.l3) else {
-            return;
-        };
-        fixed[UDP_CHECKSUM].copy_from_slice(&[0; 2]);
-        fixed[DEST_QP].copy_from_slice(&qpn.to_bytes());
-        let change = HeaderDelta::dest_qp(header.bth.dest_qp, qpn).at_bth();
-        let change = icrc::shift(change, header.after_bth());
         icrc::write(copy, header.frame_len, self.icrc ^ change);
     }
 }
@@ -181,85 +216,89 @@ fn headers_of(copy: &mut impl FrameBuf, l3: usize) -> Option<(&mut [u8; PACKET_H
 }
 
 /// Bytes between the last rewritten header and the ICRC.
-pub(super) fn bytes_after(header: &RoceHeader) -> usize {
+fn bytes_after(header: &RoceHeader) -> usize {
     header.after_reth().unwrap_or(header.after_bth())
 }
 
-/// Writes the destination `new` instead of `old` into a private frame; checksum and ICRC change by difference.
-pub(crate) fn set_destination(frame: &mut impl FrameBuf, header: &RoceHeader, old: Ipv4Addr, new: Ipv4Addr) {
-    let Some(icrc) = icrc::read(frame, header.frame_len) else {
-        return;
-    };
-    replace_destination(frame, header.l3, old, new);
-    let change = icrc::shift(HeaderDelta::dst(old, new).at_bth(), header.after_bth());
-    icrc::write(frame, header.frame_len, icrc ^ change);
-}
-
-/// The same for a plain frame. `change` is the difference of its ICRC.
-#[inline(always)]
-pub(crate) fn set_plain_destination(
+/// Changes the headers of a private frame; the ICRC changes by difference.
+fn change_headers(
     frame: &mut impl FrameBuf,
-    change: u32,
-    (old, new): (Ipv4Addr, Ipv4Addr),
+    header: &RoceHeader,
+    change: impl FnOnce(&mut [u8; PACKET_HEADERS]) -> HeaderDelta,
 ) {
-    let icrc = u32::from_le_bytes(frame.trailer());
-    replace_destination(frame, L3, old, new);
-    frame.set_trailer((icrc ^ change).to_le_bytes());
-}
-
-/// Leaves the ICRC.
-#[inline(always)]
-fn replace_destination(frame: &mut impl FrameBuf, l3: usize, old: Ipv4Addr, new: Ipv4Addr) {
-    let Some((fixed, _)) = headers_of(frame, l3) else {
+    let Some(icrc) = icrc::read(frame, header.frame_len) else {
         return;
     };
-    let [high, low] = fixed[IPV4_CHECKSUM] else {
+    let Some((fixed, _)) = headers_of(frame, header.l3) else {
         return;
     };
-    let sum = u32::from(!u16::from_be_bytes([high, low])) + 2 * 0xFFFF - address_sum(old) + address_sum(new);
-    fixed[IPV4_CHECKSUM].copy_from_slice(&(!ipv4::fold(sum)).to_be_bytes());
-    fixed[DST].copy_from_slice(&new.octets());
     fixed[UDP_CHECKSUM].copy_from_slice(&[0; 2]);
+    let change = icrc::shift(change(fixed).at_bth(), header.after_bth());
+    icrc::write(frame, header.frame_len, icrc ^ change);
 }
 
-/// Writes the PSN `new` instead of `old` into a private frame; the ICRC changes by difference.
+/// Writes the destination `new` instead of `old` into a private frame.
+pub(crate) fn set_destination(frame: &mut impl FrameBuf, header: &RoceHeader, old: Ipv4Addr, new: Ipv4Addr) {
+    change_headers(frame, header, |fixed| {
+        let checksum = [IPV4_CHECKSUM.start, IPV4_CHECKSUM.start + 1].map(|at| fixed[at]);
+        let sum = u32::from(!u16::from_be_bytes(checksum)) + 2 * 0xFFFF - address_sum(old) + address_sum(new);
+        fixed[IPV4_CHECKSUM].copy_from_slice(&(!ipv4::fold(sum)).to_be_bytes());
+        fixed[DST].copy_from_slice(&new.octets());
+        HeaderDelta::dst(old, new)
+    });
+}
+
+/// Writes the PSN `new` instead of `old` into a private frame.
 pub(super) fn set_psn(frame: &mut impl FrameBuf, header: &RoceHeader, old: Psn, new: Psn) {
-    let Some(icrc) = icrc::read(frame, header.frame_len) else {
-        return;
-    };
-    let Some((fixed, _)) = headers_of(frame, header.l3) else {
-        return;
-    };
-    fixed[UDP_CHECKSUM].copy_from_slice(&[0; 2]);
-    fixed[PSN].copy_from_slice(&new.to_bytes());
-    let change = icrc::shift(HeaderDelta::psn(old, new).at_bth(), header.after_bth());
-    icrc::write(frame, header.frame_len, icrc ^ change);
+    change_headers(frame, header, |fixed| {
+        fixed[PSN].copy_from_slice(&new.to_bytes());
+        HeaderDelta::psn(old, new)
+    });
 }
 
-/// Sets AckReq in a private frame that does not request an acknowledgement; the ICRC changes by difference.
+/// Sets AckReq in a private frame that does not request an acknowledgement.
 pub(super) fn request_ack(frame: &mut impl FrameBuf, header: &RoceHeader) {
-    let Some(icrc) = icrc::read(frame, header.frame_len) else {
-        return;
-    };
-    let Some((fixed, _)) = headers_of(frame, header.l3) else {
-        return;
-    };
-    fixed[UDP_CHECKSUM].copy_from_slice(&[0; 2]);
-    fixed[PSN.start - 1] |= 0x80;
-    let change = icrc::shift(HeaderDelta::ack_request_flips().at_bth(), header.after_bth());
-    icrc::write(frame, header.frame_len, icrc ^ change);
+    change_headers(frame, header, |fixed| {
+        fixed[PSN.start - 1] |= 0x80;
+        HeaderDelta::ack_request_flips()
+    });
 }
 
 pub(super) struct CopyRewriter<'a> {
     pub(super) packet: FrameRewrite<'a>,
     /// ICRC operator for the bytes between the last rewritten header and the ICRC.
-    pub(super) operator: Option<&'a Shift>,
+    operator: Option<&'a Shift>,
     pub(super) ports: &'a Ports,
-    pub(super) next_hops: &'a NextHops,
+    next_hops: &'a NextHops,
     pub(super) routes: &'a Routes,
 }
 
-impl CopyRewriter<'_> {
+impl<'a> CopyRewriter<'a> {
+    /// For copies of `frame`, with the counters of what is sent.
+    #[inline(always)]
+    pub(super) fn new(
+        output: &'a mut Output,
+        header: &'a RoceHeader,
+        mcst_id: Ipv4Addr,
+        frame: &impl FrameBuf,
+    ) -> (Self, &'a mut Counters) {
+        let Output {
+            ports,
+            next_hops,
+            routes,
+            shifts,
+            counters,
+        } = output;
+        let rewriter = Self {
+            packet: FrameRewrite::new(header, mcst_id, frame),
+            operator: shifts.find(bytes_after(header)),
+            ports,
+            next_hops,
+            routes,
+        };
+        (rewriter, counters)
+    }
+
     /// Rewrites a private copy of the frame.
     #[inline(always)]
     pub(super) fn rewrite(
@@ -274,14 +313,7 @@ impl CopyRewriter<'_> {
             self.next_hops.get(dest.next_hop()),
             self.ports.mac(port),
         );
-        if dest.is_addressed() {
-            self.packet.write(dest, target, self.operator, copy);
-            return;
-        }
-        let qpn = Qpn::from_bytes(dest.qpn);
-        if qpn != self.packet.header.bth.dest_qp {
-            self.packet.write_qpn(qpn, copy);
-        }
+        self.packet.write(dest, target, self.operator, copy);
     }
 }
 
@@ -291,15 +323,8 @@ pub(crate) fn bridge(
     mcst_id: Ipv4Addr,
     (dest, port): (&PathDestination, PortId),
     header: &RoceHeader,
-    src: Ipv4Addr,
     frame: &mut impl FrameBuf,
 ) {
-    let rewriter = CopyRewriter {
-        packet: FrameRewrite::new(header, src, mcst_id, frame),
-        operator: output.shifts.find(bytes_after(header)),
-        ports: &output.ports,
-        next_hops: &output.next_hops,
-        routes: &output.routes,
-    };
+    let (rewriter, _) = CopyRewriter::new(output, header, mcst_id, frame);
     rewriter.rewrite(dest, port, header.reth.as_ref().map(Target::unchanged), frame);
 }

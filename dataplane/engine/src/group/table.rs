@@ -1,4 +1,4 @@
-//! The table of the engine's groups, indexed by McstID.
+//! The table of the engine's groups, indexed by what frames find them by.
 
 use core::net::Ipv4Addr;
 
@@ -13,20 +13,22 @@ use crate::tables::fixed_map::FixedMap;
 /// No slot has this number.
 pub(crate) const NO_GROUP: u32 = u32::MAX;
 
+/// Set beside the slot that data of a static core finds, see [`GroupKey::From`].
+pub(crate) const OF_CORE: u32 = 1 << 31;
+
 fn key(address: Ipv4Addr) -> u64 {
     GroupKey::To(address).bits()
 }
 
-/// No key has all bits set.
-const NONE: (u64, u32) = (u64::MAX, 0);
+/// No group has this address.
+const NONE: (GroupKey, u32) = (GroupKey::To(Ipv4Addr::UNSPECIFIED), NO_GROUP);
 
 #[derive(Debug)]
 pub(crate) struct Groups {
+    /// By [`GroupKey`]: slots, those of data of a static core with [`OF_CORE`].
     index: FixedMap<u32>,
-    /// Those that data of a static core finds by its source, see [`GroupKey::From`].
-    core: FixedMap<u32>,
-    /// The last look-up: the key, and its slot or [`NO_GROUP`].
-    last: (u64, u32),
+    /// The last look-up: the key, and what it found or [`NO_GROUP`].
+    last: (GroupKey, u32),
     slots: Vec<Option<Context>>,
     free: Vec<u32>,
     groups_max: usize,
@@ -37,8 +39,7 @@ pub(crate) struct Groups {
 impl Groups {
     pub(crate) fn new(groups_max: usize, memory_max: usize, seed: u64) -> Self {
         Self {
-            index: FixedMap::new(groups_max, seed),
-            core: FixedMap::new(groups_max, seed),
+            index: FixedMap::new(2 * groups_max, seed),
             last: NONE,
             slots: Vec::with_capacity(groups_max),
             free: Vec::with_capacity(groups_max),
@@ -53,35 +54,31 @@ impl Groups {
         self.index.get(key(address)).copied()
     }
 
+    /// The slot alone.
     #[inline]
     pub(crate) fn find_key(&self, key: GroupKey) -> Option<u32> {
-        let index = match key {
-            GroupKey::To(_) => &self.index,
-            GroupKey::From(_) => &self.core,
-        };
-        index.get(key.bits()).copied()
+        self.index.get(key.bits()).map(|slot| slot & !OF_CORE)
     }
 
-    /// Caches the look-up: consecutive frames often belong to the same group.
+    /// Caches the look-up: consecutive frames often belong to the same group. [`OF_CORE`] may be set.
     #[inline]
-    pub(crate) fn find_next(&mut self, address: Ipv4Addr) -> Option<u32> {
-        let key = key(address);
+    pub(crate) fn find_next(&mut self, key: GroupKey) -> Option<u32> {
         if self.last.0 != key {
-            self.last = (key, self.index.get(key).copied().unwrap_or(NO_GROUP));
+            self.last = (key, self.index.get(key.bits()).copied().unwrap_or(NO_GROUP));
         }
         Some(self.last.1).filter(|slot| *slot != NO_GROUP)
     }
 
     /// Returns the position of the index entry for [`Groups::find_from`].
     #[inline]
-    pub(crate) fn prefetch_index(&self, address: Ipv4Addr) -> usize {
-        self.index.prefetch(key(address))
+    pub(crate) fn prefetch_index(&self, key: GroupKey) -> usize {
+        self.index.prefetch(key.bits())
     }
 
-    /// `home` is the position that [`Groups::prefetch_index`] returned.
+    /// `home` is the position that [`Groups::prefetch_index`] returned. [`OF_CORE`] may be set.
     #[inline]
-    pub(crate) fn find_from(&self, home: usize, address: Ipv4Addr) -> Option<u32> {
-        self.index.get_from(home, key(address)).copied()
+    pub(crate) fn find_from(&self, home: usize, key: GroupKey) -> Option<u32> {
+        self.index.get_from(home, key.bits()).copied()
     }
 
     #[inline]
@@ -117,7 +114,7 @@ impl Groups {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.index.len()
+        self.slots.len() - self.free.len()
     }
 
     pub(crate) fn memory_used(&self) -> usize {
@@ -167,15 +164,15 @@ impl Groups {
 
     fn note_core(&mut self, slot: u32, source: Option<Ipv4Addr>) {
         if let Some(source) = source {
-            let _ = self.core.insert(GroupKey::From(source).bits(), slot);
+            let _ = self.index.insert(GroupKey::From(source).bits(), slot | OF_CORE);
         }
     }
 
     fn forget_core(&mut self, slot: u32, group: Option<&Context>) {
         let source = group.and_then(|group| group.rule().core_source());
         let key = source.map(|source| GroupKey::From(source).bits());
-        if let Some(key) = key.filter(|key| self.core.get(*key) == Some(&slot)) {
-            self.core.remove(key);
+        if let Some(key) = key.filter(|key| self.index.get(*key) == Some(&(slot | OF_CORE))) {
+            self.index.remove(key);
         }
     }
 

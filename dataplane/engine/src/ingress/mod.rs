@@ -16,8 +16,8 @@ use crate::egress::Egress;
 use crate::engine::Engine;
 use crate::group::context::{Context, with_group};
 use crate::group::kind::Kind;
-use crate::group::rewrite::set_destination;
 use crate::group::services::Services;
+use crate::group::table::OF_CORE;
 use crate::observe::tap::Watch;
 use crate::observe::trace::{Observer, Off, Stage, Step, Verdict};
 use crate::output::cx::Cx;
@@ -83,15 +83,13 @@ impl Engine {
         let parsed = parse_frame(frame.head(), frame.length());
         match &parsed {
             Ok(Parsed::Roce(header)) => {
-                if let IpAddrs::V4 { src, dst } = header.ip {
-                    if let Some(slot) = self.groups.find_next(dst) {
-                        return self.group_frame(cx, slot, header, src, frame);
-                    }
-                    if dst.is_multicast()
-                        && let Some(slot) = self.groups.find_key(GroupKey::From(src))
-                    {
-                        return self.core_frame(cx, slot, header, (src, dst), frame);
-                    }
+                if let IpAddrs::V4 { src, dst } = header.ip
+                    && let Some(slot) = self.groups.find_next(GroupKey::of(src, dst))
+                {
+                    return match slot & OF_CORE {
+                        0 => self.group_frame(cx, slot, header, src, frame),
+                        _ => self.core_frame(cx, slot & !OF_CORE, header, (src, dst), frame),
+                    };
                 }
                 self.ungrouped_frame(cx, &parsed, frame)
             }
@@ -124,8 +122,8 @@ impl Engine {
         }
     }
 
-    /// Data that a static core has brought, and may take on. It is handled as data from the switch next to the source, which it is from: its
-    /// address gives way to the McstID, and it may have come by another port that leads to the core.
+    /// Data that a static core has brought, and may take on. For the group it is data of the switch next to the source, whatever port that leads
+    /// to the core it has come by.
     #[inline(never)]
     fn core_frame<E: Egress, O: Observer>(
         &mut self,
@@ -133,14 +131,14 @@ impl Engine {
         slot: u32,
         header: &RoceHeader,
         (src, dst): (Ipv4Addr, Ipv4Addr),
-        mut frame: E::Buf,
+        frame: E::Buf,
     ) -> Verdict {
         let rule = self.groups.at(slot).map(Context::rule);
         let Some((mcst_id, source)) = rule.and_then(|rule| Some((rule.mcst_id, rule.upstream()?))) else {
             return Verdict::Dropped(DropReason::NotMember);
         };
-        let (port, ingress) = (source.port, cx.ingress);
-        if !self.bridge.leads_to_core(ingress, port) {
+        let ingress = cx.ingress;
+        if !self.bridge.leads_to_core(ingress, source.port) {
             self.note_dropped(cx, Some(slot));
             return cx.drop(Stage::Classify, DropReason::NotMember, || {
                 from_no_core(ingress, dst)
@@ -155,18 +153,12 @@ impl Engine {
         if self.bridge.tables.routes.replicates(dst) {
             self.relay(cx, &frame);
         }
-        set_destination(&mut frame, header, dst, mcst_id.0);
-        let mut own = *header;
-        own.ip = IpAddrs::V4 { src, dst: mcst_id.0 };
         cx.observer.step(|| {
             let why =
                 format!("{dst} is an address of the static core, and {src} the source of this group there");
-            Step::new(Stage::Classify, format!("dst {mcst_id} instead of {dst}"), why)
+            Step::new(Stage::Classify, format!("data of {mcst_id}"), why)
         });
-        cx.ingress = port;
-        let verdict = self.group_frame(cx, slot, &own, src, frame);
-        cx.ingress = ingress;
-        verdict
+        self.group_frame(cx, slot, header, src, frame)
     }
 
     /// Data of the core for a group here that goes on to others, too: this switch is a relay (Shufflecast 3).

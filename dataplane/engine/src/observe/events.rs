@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use castnet_collective::EndpointSet;
 use castnet_collective::path::WORDS_MAX;
 use castnet_collective::translated::Refusal;
+use castnet_collective::{EndpointId, EndpointSet};
 use castnet_rules::GroupRule;
 use castnet_wire::{Control, Limit, McstId, Nanos, PortId, Psn};
 
@@ -256,6 +256,35 @@ impl Events {
             true => self.push(at, kind),
             false => self.of_endpoint(at, rule, endpoint, kind),
         }
+    }
+
+    /// Reports that a packet of a collective group waits for these endpoints.
+    pub(crate) fn stall(
+        &mut self,
+        at: Nanos,
+        rule: &GroupRule,
+        waiting_for: EndpointSet<WORDS_MAX>,
+        (psn, since): (Psn, Nanos),
+    ) {
+        let kind = EventKind::CollectiveStalled {
+            mcst_id: rule.mcst_id,
+            generation: rule.generation,
+            waiting_for,
+            psn,
+            since,
+        };
+        let first = waiting_for.iter().next().map_or(0, EndpointId::index);
+        self.of_endpoint(at, rule, first, kind);
+    }
+
+    /// Reports that ranks have called different collectives. Once in a generation: nothing is served after it.
+    pub(crate) fn conflict(&mut self, at: Nanos, rule: &GroupRule, control: Control) {
+        let kind = EventKind::CollectiveConflict {
+            mcst_id: rule.mcst_id,
+            generation: rule.generation,
+            control,
+        };
+        self.push(at, kind);
     }
 
     pub(crate) fn report_suppressed(&mut self, at: Nanos) {

@@ -189,6 +189,10 @@ proptest! {
             if let Some(NextHop::Switch { core, .. }) = core {
                 *core = Some(Ipv4Addr::new(239, 1, 0, 2));
             }
+            // A receiver of the other edge is an adjacent switch.
+            if n == 1 {
+                rule.endpoints[1] = switch(2);
+            }
         }
         let hops = hops.filter(|(a, b, _)| a != b);
         let routes: Vec<_> = hops.map(|(a, b, replicate)| Route { replicate, ..route(ADDRESS, [a, b]) }).into_iter().collect();

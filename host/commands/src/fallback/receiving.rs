@@ -3,10 +3,11 @@
 use std::cell::RefCell;
 use std::time::Instant;
 
+use castnet_comm::Communicator;
 use castnet_console::exit::Outcome;
 use castnet_console::output::Output;
-use castnet_member::fallback::{PathReport, Receiving, joining_within};
-use castnet_member::{MemberConfig, Transferred};
+use castnet_member::fallback::{FallbackError, PathReport, Ranks, Receiving, joining_within};
+use castnet_member::{MemberConfig, StreamSummary, Transferred};
 use castnet_rnic::Rnic;
 use indicatif::ProgressBar;
 
@@ -22,6 +23,23 @@ pub(crate) fn show(bar: &ProgressBar, length: Option<u64>, bytes: u64) {
         bar.set_length(length);
     }
     bar.set_position(bytes);
+}
+
+/// Keeps what was received from host to host, and reports it.
+pub(super) fn keep(
+    args: &MemberArgs,
+    (ranks, hosts): (&Ranks, &Communicator),
+    incoming: &RefCell<Incoming<'_>>,
+    received: Result<StreamSummary, FallbackError>,
+    (begun, ways): (Instant, Ways),
+) -> Outcome<TransferReport> {
+    let summary = received.map_err(|error| failed(ranks, error))?;
+    let path = incoming.borrow_mut().keep(summary.clone());
+    let path = path.map_err(failure::sink)?;
+    let elapsed = begun.elapsed();
+    let transferred = Transferred { summary, elapsed };
+    let report = TransferReport::of_stream(args, "receiver", transferred, path, hosts.rnic());
+    Ok(report.by(Some(ways)))
 }
 
 impl Refused {
@@ -55,14 +73,8 @@ impl Refused {
         };
         let received = receiving.run();
         bar.finish_and_clear();
-        let summary = received.map_err(|error| failed(&ranks, error))?;
-        let path = incoming.borrow_mut().keep(summary.clone());
-        let path = path.map_err(failure::sink)?;
-        let elapsed = begun.elapsed();
-        let transferred = Transferred { summary, elapsed };
-        let report = TransferReport::of_stream(args, "receiver", transferred, path, hosts.rnic());
+        let report = keep(args, (&ranks, &hosts), incoming, received, (begun, ways))?.after(earlier);
         close(hosts);
-        let report = report.by(Some(ways)).after(earlier);
         let incoming = incoming.borrow();
         match incoming.messages() {
             Some(messages) => output.show_next(&report.checks(args, messages)),

@@ -12,9 +12,10 @@ use castnet_member::fallback::{
 use castnet_member::{Hosts, MemberConfig, MemberError, Transferred};
 use castnet_rnic::Rnic;
 
+use super::receiving::keep;
 use super::{FallbackArg, GuardArgs, Incoming, Refused, Ways, close, failed, not_all, show};
 use crate::report::TransferReport;
-use crate::{MemberArgs, Stop, Stopped, failure};
+use crate::{MemberArgs, Stop, Stopped};
 
 /// What to do after an error in the group: all go on from host to host, or it is an error.
 pub(crate) type Instead<'a> = &'a dyn Fn(MemberError) -> Result<Refused, MemberError>;
@@ -180,12 +181,7 @@ impl Refused {
                 };
                 let received = receiving.run();
                 bar.finish_and_clear();
-                let summary = received.map_err(|error| failed(&ranks, error))?;
-                let path = incoming.borrow_mut().keep(summary.clone());
-                let path = path.map_err(failure::sink)?;
-                let elapsed = start.elapsed();
-                let received = Transferred { summary, elapsed };
-                TransferReport::of_stream(args, "receiver", received, path, hosts.rnic()).by(Some(ways))
+                keep(args, (&ranks, &hosts), &incoming, received, (start, ways))?
             };
             // One that had the whole turn in the group has reported it already.
             if turn >= held.turn {

@@ -91,7 +91,7 @@ enum Change {
     /// A member leaves, or waits to join again.
     Member(u8, bool),
     Evicted(u8),
-    /// A rank's call stands, or has ended.
+    /// A rank's call is open, or has ended.
     Call(u8, bool),
     Planned(bool),
     /// A host is known now, or is forgotten.
@@ -113,7 +113,7 @@ fn change() -> impl Strategy<Value = Change> {
         phase.prop_map(Change::Phase),
         (member(), any::<bool>()).prop_map(|(at, left)| Change::Member(at, left)),
         member().prop_map(Change::Evicted),
-        (member(), any::<bool>()).prop_map(|(at, stands)| Change::Call(at, stands)),
+        (member(), any::<bool>()).prop_map(|(at, is_open)| Change::Call(at, is_open)),
         any::<bool>().prop_map(Change::Planned),
         (member(), any::<bool>()).prop_map(|(at, known)| Change::Host(at, known)),
         proptest::collection::vec(0u8..4, MEMBERS as usize).prop_map(Change::Seen),
@@ -170,8 +170,8 @@ fn apply(core: &mut Core, name: &str, change: Change) {
                 Arc::make_mut(&mut kind.members).retain(|m| m.host != format!("h{at}"));
             }
         }
-        Change::Call(at, stands) => {
-            if stands {
+        Change::Call(at, is_open) => {
+            if is_open {
                 entry.present.insert(at.into(), 1);
             } else {
                 entry.present.remove(&u16::from(at));

@@ -91,18 +91,11 @@ pub(super) fn request<E: Egress, O: Observer, const W: usize>(
 /// Counts feedback that is sent.
 #[inline]
 pub(super) fn count(all: &mut CollectiveCounters, endpoint: &mut EndpointCounters, syndrome: Syndrome) {
-    match syndrome {
-        Syndrome::Ack => {
-            all.acks_out += 1;
-            endpoint.acks_out += 1;
-        }
-        Syndrome::Nak(_) => {
-            all.naks_out += 1;
-            endpoint.naks_out += 1;
-        }
-        Syndrome::RnrNak(_) => {
-            all.rnr_naks_out += 1;
-            endpoint.rnr_naks_out += 1;
-        }
-    }
+    let (all, endpoint) = match syndrome {
+        Syndrome::Ack => (&mut all.acks_out, &mut endpoint.acks_out),
+        Syndrome::Nak(_) => (&mut all.naks_out, &mut endpoint.naks_out),
+        Syndrome::RnrNak(_) => (&mut all.rnr_naks_out, &mut endpoint.rnr_naks_out),
+    };
+    *all += 1;
+    *endpoint += 1;
 }

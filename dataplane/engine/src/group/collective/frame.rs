@@ -340,20 +340,13 @@ pub(super) fn count_feedback(
     endpoint: &mut EndpointCounters,
     syndrome: Syndrome,
 ) {
-    match syndrome {
-        Syndrome::Ack => {
-            all.acks_in += 1;
-            endpoint.acks_in += 1;
-        }
-        Syndrome::Nak(_) => {
-            all.naks_in += 1;
-            endpoint.naks_in += 1;
-        }
-        Syndrome::RnrNak(_) => {
-            all.rnr_naks_in += 1;
-            endpoint.rnr_naks_in += 1;
-        }
-    }
+    let (all, endpoint) = match syndrome {
+        Syndrome::Ack => (&mut all.acks_in, &mut endpoint.acks_in),
+        Syndrome::Nak(_) => (&mut all.naks_in, &mut endpoint.naks_in),
+        Syndrome::RnrNak(_) => (&mut all.rnr_naks_in, &mut endpoint.rnr_naks_in),
+    };
+    *all += 1;
+    *endpoint += 1;
 }
 
 #[inline]
@@ -398,7 +391,6 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
     effects: &[Effect<W>],
     received: Option<&Received<'_>>,
 ) -> Verdict {
-    let (mcst_id, generation) = (group.mcst_id, group.rule.generation);
     let mut verdict = Verdict::Absorbed;
     for effect in effects {
         match *effect {
@@ -468,33 +460,19 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                 since,
             } => {
                 group.counters.stalls += 1;
-                if !group.stalls.allows(cx.now) {
-                    continue;
+                if group.stalls.allows(cx.now) {
+                    let all = waiting_for.iter().collect();
+                    effect_cx.events.stall(cx.now, &group.rule, all, (g, since));
                 }
-                let kind = EventKind::CollectiveStalled {
-                    mcst_id,
-                    generation,
-                    waiting_for: waiting_for.iter().collect(),
-                    psn: g,
-                    since,
-                };
-                let first = waiting_for.iter().next().map_or(0, EndpointId::index);
-                effect_cx.events.of_endpoint(cx.now, &group.rule, first, kind);
             }
             Effect::Conflict { control } => {
                 group.counters.conflicts += 1;
-                let kind = EventKind::CollectiveConflict {
-                    mcst_id,
-                    generation,
-                    control,
-                };
-                // Once in a generation: nothing is served after it.
-                effect_cx.events.push(cx.now, kind);
+                effect_cx.events.conflict(cx.now, &group.rule, control);
             }
             Effect::Refused { from, sequence, why } => {
                 let kind = EventKind::RankRefused {
-                    mcst_id,
-                    generation,
+                    mcst_id: group.mcst_id,
+                    generation: group.rule.generation,
                     endpoint: from.index() as u16,
                     sequence,
                     why,

@@ -26,7 +26,7 @@ use crate::group::lookup::LookupTable;
 use crate::group::meter;
 use crate::group::services::{FRAME, Scheduled, Services};
 use crate::observe::counters::{CollectiveCounters, CongestionCounters, EndpointCounters, EndpointSnapshot};
-use crate::observe::events::{EventKind, Events, REPORTS};
+use crate::observe::events::{Events, REPORTS};
 use crate::observe::trace::{Observer, Stage, Step};
 use crate::output::Output;
 use crate::output::acknowledge::{LinkHeader, MACS};
@@ -426,7 +426,6 @@ impl TerminatedContext {
         observer: &mut O,
         events: &mut Events,
     ) {
-        let (mcst_id, generation) = (self.mcst_id, self.rule.generation);
         observer.step(|| {
             Step::new(
                 Stage::Machine,
@@ -469,13 +468,7 @@ impl TerminatedContext {
             }
             Effect::Conflict { control } => {
                 self.counters.conflicts += 1;
-                let kind = EventKind::CollectiveConflict {
-                    mcst_id,
-                    generation,
-                    control,
-                };
-                // Once in a generation: nothing is served after it.
-                events.push(now, kind);
+                events.conflict(now, &self.rule, control);
             }
             Effect::Stalled {
                 waiting_for,
@@ -483,18 +476,9 @@ impl TerminatedContext {
                 since,
             } => {
                 self.counters.stalls += 1;
-                if !self.stalls.allows(now) {
-                    return;
+                if self.stalls.allows(now) {
+                    events.stall(now, &self.rule, waiting_for, (g, since));
                 }
-                let kind = EventKind::CollectiveStalled {
-                    mcst_id,
-                    generation,
-                    waiting_for: waiting_for.iter().collect(),
-                    psn: g,
-                    since,
-                };
-                let first = waiting_for.iter().next().map_or(0, EndpointId::index);
-                events.of_endpoint(now, &self.rule, first, kind);
             }
         }
     }

@@ -76,6 +76,14 @@ impl Hot {
             .then(|| PathId::new(self.ports.rank(port)))?
     }
 
+    /// The port that a frame to `dst` counts as from: what a static core has brought is the source's, whatever port it has come by.
+    pub(super) fn origin(&self, ingress: PortId, dst: Ipv4Addr) -> PortId {
+        match dst == self.mcst_id.0 {
+            true => ingress,
+            false => self.source_port,
+        }
+    }
+
     /// The ingress path of a frame. The fast path passes `None` for `mac`, so frames of an endpoint that verifies it take the slow path.
     #[inline(always)]
     pub(crate) fn sender(

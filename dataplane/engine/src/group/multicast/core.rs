@@ -6,6 +6,7 @@ use castnet_collective::PathId;
 use castnet_rules::GroupRule;
 use castnet_wire::ipv4::PROTOCOL_UDP;
 use castnet_wire::udp::ROCE_PORT;
+use castnet_wire::{MacAddr, PortId};
 
 use crate::output::Ports;
 use crate::tables::route::{Flow, Hop, Routed, Routes};
@@ -116,14 +117,15 @@ impl Core {
     }
 }
 
-/// The next hops of the switch's own route to an address of the core that are up and take a packet of this length. Without any, a copy takes
-/// the port and next hop of a path.
+/// By which ports and next hops copies to an address of the core leave: those of the switch's own route to it that are up and take a packet
+/// of this length or, without any, the `port` and next hop of a path.
 pub(super) fn hops<'a>(
     routes: &'a Routes,
     ports: &'a Ports,
     (mcst_id, address, src_port): (Ipv4Addr, Ipv4Addr, u16),
     packet_len: usize,
-) -> impl Iterator<Item = Hop> + 'a {
+    port: PortId,
+) -> impl Iterator<Item = (PortId, Option<MacAddr>)> + 'a {
     let flow = Flow {
         src: mcst_id,
         dst: address,
@@ -137,5 +139,7 @@ pub(super) fn hops<'a>(
         Routed::NoRoute | Routed::AllDown { .. } | Routed::Copies(_) => (&[][..], None),
     };
     let fits = move |hop: &Hop| ports.up.contains(hop.port) && packet_len <= ports.mtu(hop.port);
-    all.iter().copied().chain(one).filter(fits)
+    let mut hops = all.iter().copied().chain(one).filter(fits).peekable();
+    let own = hops.peek().is_none().then_some((port, None));
+    hops.map(|hop| (hop.port, Some(hop.mac))).chain(own)
 }

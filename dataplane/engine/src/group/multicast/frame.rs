@@ -4,7 +4,7 @@ use core::net::Ipv4Addr;
 
 use castnet_collective::{Effect, Event, Multicast, PathId, Signal, TimerReason};
 use castnet_rules::NextHop;
-use castnet_wire::{Aeth, DropReason, FrameBuf, Nanos, Psn, RoceHeader, Syndrome, icrc};
+use castnet_wire::{Aeth, DropReason, FrameBuf, Nanos, PortId, Psn, RoceHeader, Syndrome, icrc};
 
 use crate::address;
 use crate::egress::Egress;
@@ -42,11 +42,13 @@ impl Group {
             ..
         } = services;
         cx.observer.group(group.hot.mcst_id);
-        let (from, event) = match admit(cx, group, header, src, &frame) {
+        let (_, dst) = header.ip.v4().unwrap_or((src, group.hot.mcst_id.0));
+        let port = group.hot.origin(cx.ingress, dst);
+        let (from, event) = match admit(cx, group, header, (port, src), &frame) {
             Ok(admitted) => admitted,
             Err((stage, reason)) => {
                 group.cold.exceptions.dropped += 1;
-                let from = (cx.ingress, src, address::source_mac(frame.head()));
+                let from = (port, src, address::source_mac(frame.head()));
                 return cx.drop(stage, reason, || {
                     let texts = [
                         "cannot be multicast",
@@ -114,7 +116,7 @@ impl Group {
                 if before != Some(*psn) || group.hot.machine.is_waiting() {
                     count_retransmission(group, before, *psn);
                 }
-                replicate::replicate(cx, output, group, header, src, frame)
+                replicate::replicate(cx, output, group, header, frame)
             }
             (event, [Effect::Absorb]) if !matches!(event, Event::Data { .. }) => {
                 group.cold.exceptions.cnps_filtered += u64::from(matches!(event, Event::Cnp { .. }));
@@ -279,12 +281,12 @@ fn admit<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
     group: &Group,
     header: &RoceHeader,
-    src: Ipv4Addr,
+    (port, src): (PortId, Ipv4Addr),
     frame: &E::Buf,
 ) -> Result<(PathId, Event), Refusal> {
     let hot = &group.hot;
     let mac = address::source_mac(frame.head());
-    let from = hot.sender(cx.ingress, src, header.bth.dest_qp, mac);
+    let from = hot.sender(port, src, header.bth.dest_qp, mac);
     let from = from.ok_or(classify::NOT_MEMBER)?;
     let switching = hot.machine.is_switching();
     let signal = feedback::signal_of(header.bth.opcode, &hot.machine);
@@ -451,7 +453,6 @@ pub(crate) fn carry_out<E: Egress, O: Observer>(
     effects: &[Effect],
     frame: E::Buf,
 ) -> Verdict {
-    let src = header.ip.v4().map_or(Ipv4Addr::UNSPECIFIED, |(src, _)| src);
     let replicates = effects.iter().any(|e| matches!(e, Effect::Replicate { .. }));
     let makers = effects
         .iter()
@@ -478,7 +479,7 @@ pub(crate) fn carry_out<E: Egress, O: Observer>(
             }
             Effect::Replicate { .. } => {
                 if let Some(frame) = frame.take() {
-                    verdict = replicate::replicate(cx, output, group, header, src, frame);
+                    verdict = replicate::replicate(cx, output, group, header, frame);
                 }
                 continue;
             }

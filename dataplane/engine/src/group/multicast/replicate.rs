@@ -11,8 +11,7 @@ use castnet_wire::{DropReason, FrameBuf, MacAddr, PortId, Qpn, Reth, RoceHeader}
 use crate::egress::Egress;
 use crate::group::multicast::context::{Cold, Group};
 use crate::group::multicast::core::{Way, hops};
-use crate::group::rewrite::PathDestination;
-use crate::group::rewrite::{CopyRewriter, FrameRewrite, Target, bytes_after, set_psn};
+use crate::group::rewrite::{CopyRewriter, FrameRewrite, PathDestination, Target, set_psn};
 use crate::observe::counters::{Counters, PathCounters};
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::Output;
@@ -28,9 +27,16 @@ pub(crate) fn count_lost_copy(group: &mut Group, counters: &mut Counters, path: 
     }
 }
 
-/// Of a copy to an address of a static core.
+/// Of a copy to a path or, for an address of a static core, to all its paths.
 #[cold]
-pub(super) fn count_lost_copies(group: &mut Group, counters: &mut Counters, address: [u8; 4]) {
+pub(super) fn count_lost_copies(
+    group: &mut Group,
+    counters: &mut Counters,
+    (path, core): (PathId, Option<[u8; 4]>),
+) {
+    let Some(address) = core else {
+        return count_lost_copy(group, counters, path);
+    };
     for i in 0..group.cold.core.paths(address).len() {
         if let Some(path) = group.cold.core.paths(address).get(i).copied() {
             count_lost_copy(group, counters, path);
@@ -70,10 +76,8 @@ impl<B: FrameBuf> Legs<'_, B> {
         let who = || format!("{} skipped", group.cold.describe(leg.path));
         cx.observer
             .step(|| Step::new(Stage::Replicate, who(), "no buffer"));
-        match leg.core {
-            None => count_lost_copy(group, counters, leg.path),
-            Some((address, _)) => count_lost_copies(group, counters, address),
-        }
+        let core = leg.core.map(|(address, _)| address);
+        count_lost_copies(group, counters, (leg.path, core));
     }
 
     /// One copy for each next hop of the switch's own route to the address, or one by the path's port.
@@ -91,16 +95,10 @@ impl<B: FrameBuf> Legs<'_, B> {
             routes,
             ..
         } = &self.rewriter;
-        let addresses = (packet.mcst_id, address.into(), packet.header.sport);
+        let addresses = (packet.original.mcst_id, address.into(), packet.header.sport);
         let packet_len = self.copies.frame().length().saturating_sub(packet.header.l3);
-        let mut any = false;
-        for hop in hops(routes, ports, addresses, packet_len) {
-            any = true;
-            let core = Some((address, Some(hop.mac)));
-            self.add(cx, counters, group, (hop.port, Leg { core, ..leg }));
-        }
-        if !any {
-            let core = Some((address, None));
+        for (port, mac) in hops(routes, ports, addresses, packet_len, port) {
+            let core = Some((address, mac));
             self.add(cx, counters, group, (port, Leg { core, ..leg }));
         }
     }
@@ -113,16 +111,8 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
     output: &mut Output,
     group: &mut Group,
     header: &RoceHeader,
-    src: Ipv4Addr,
     frame: E::Buf,
 ) -> Verdict {
-    let Output {
-        ports,
-        next_hops,
-        routes,
-        shifts,
-        counters,
-    } = output;
     // With padding the ICRC is not in the trailer: it must lie in the private head.
     let padded = header.frame_len != frame.length();
     let private = if padded {
@@ -131,14 +121,9 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
         header.payload_at
     };
     let length = frame.length();
+    let (rewriter, counters) = CopyRewriter::new(output, header, group.hot.mcst_id.0, &frame);
     let mut legs = Legs {
-        rewriter: CopyRewriter {
-            packet: FrameRewrite::new(header, src, group.hot.mcst_id.0, &frame),
-            operator: shifts.find(bytes_after(header)),
-            ports,
-            next_hops,
-            routes,
-        },
+        rewriter,
         copies: Copies::new(frame, private),
     };
     let mut members = group.hot.ports;
@@ -185,19 +170,13 @@ pub(super) fn send_one<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
     output: &mut Output,
     group: &mut Group,
-    (header, src): (&RoceHeader, Ipv4Addr),
+    header: &RoceHeader,
     (port, path): (PortId, PathId),
     copy: E::Buf,
 ) {
-    let rewriter = CopyRewriter {
-        packet: FrameRewrite::new(header, src, group.hot.mcst_id.0, &copy),
-        operator: output.shifts.find(bytes_after(header)),
-        ports: &output.ports,
-        next_hops: &output.next_hops,
-        routes: &output.routes,
-    };
+    let (rewriter, counters) = CopyRewriter::new(output, header, group.hot.mcst_id.0, &copy);
     let leg = (port, Leg { path, core: None });
-    rewriter.send_copy(cx, &mut output.counters, group, leg, copy);
+    rewriter.send_copy(cx, counters, group, leg, copy);
 }
 
 impl Target {
@@ -298,16 +277,16 @@ fn explain(
         Ipv4Addr::from(dest.ip),
         Qpn::from_bytes(dest.qpn),
     );
+    let mcst_id = packet.original.mcst_id;
     if !dest.is_addressed() {
-        let why = match qpn == packet.header.bth.dest_qp {
-            true => "next hop is a switch: Ethernet addresses rewritten, the rest as it came".into(),
-            false => format!("next hop is a switch: Ethernet addresses and QPN rewritten, qpn {qpn}"),
+        let why = match packet.original.change(dest) {
+            None => "next hop is a switch: Ethernet addresses rewritten, the rest as it came".into(),
+            Some(_) => format!("next hop is a switch: rewritten, dst {mcst_id}, qpn {qpn}"),
         };
         return Step::new(Stage::Replicate, who, why);
     }
     let mut facts = vec![format!(
-        "src {}, dst {ip}, qpn {qpn}; checksum and ICRC by difference",
-        packet.mcst_id
+        "src {mcst_id}, dst {ip}, qpn {qpn}; checksum and ICRC by difference"
     )];
     match target {
         Some(Target {

@@ -1,7 +1,5 @@
 //! The kept packets of a group that repairs losses, and the copies that are sent from them. The machine decides which packet is in which slot.
 
-use core::net::Ipv4Addr;
-
 use castnet_collective::Resend;
 use castnet_reduce::Checksum;
 use castnet_rules::{GroupRule, RepairRule};
@@ -133,9 +131,8 @@ fn send<E: Egress, O: Observer>(
             format!("from slot {slot} of the ring"),
         )
     });
-    let src = header.ip.v4().map_or(Ipv4Addr::UNSPECIFIED, |(src, _)| src);
     let length = copy.length() as u64;
-    replicate::send_one(cx, output, group, (&header, src), (port, path), copy);
+    replicate::send_one(cx, output, group, &header, (port, path), copy);
     output.counters.totals.originated += 1;
     group.hot.counters.copies_out += 1;
     group.hot.counters.copy_bytes_out += length;

@@ -1,6 +1,6 @@
 //! Collective groups (EPIC): ranks that compute together.
 //!
-//! A rank comes by a call that stands while it is in (`requests`): its lease. When all are in, the group is placed and
+//! A rank comes by a call that is open while it is in (`requests`): its lease. When all are in, the group is placed and
 //! installed; after that, events of ranks, switches (`reports`) and links (`broken_links`) decide. A generation of rules
 //! serves one set of connections: ranks that join again get a new one.
 

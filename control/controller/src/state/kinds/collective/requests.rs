@@ -141,10 +141,10 @@ impl Core {
             );
             return Err(Refusal::wrong("host", reason));
         }
-        let stands = entry.present.contains_key(&join.rank) && group.seat(join.rank).is_some();
-        if stands && join.rejoin_of.is_none() && same_seat(group, join).is_none() {
+        let is_open = entry.present.contains_key(&join.rank) && group.seat(join.rank).is_some();
+        if is_open && join.rejoin_of.is_none() && same_seat(group, join).is_none() {
             let reason = format!(
-                "rank {} of group {:?} is in already, by a call from host {:?} that stands",
+                "rank {} of group {:?} is in already, by an open call from host {:?}",
                 join.rank, join.job, place.host
             );
             return Err(Refusal::taken("rank", reason));

@@ -1,4 +1,4 @@
-//! Leases of members: calls that stand while the member is in the group.
+//! Leases of members: calls that are open while the member is in the group.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl Core {
         self.set_timer(group, Due::Lease(Leased::Host(host.to_owned())), lease);
     }
 
-    /// Leases run of all members whose calls do not stand, as after a restart of the controller.
+    /// Leases run of all members without an open call, as after a restart of the controller.
     pub(crate) fn run_leases(&mut self, group: &str) {
         let Ok((entry, kind)) = self.multicast(group) else {
             return;
@@ -69,8 +69,8 @@ impl Core {
         let JoinedBy::Call(call) = seat.by else {
             return false;
         };
-        let stands = |e: &Entry| e.calls.contains(&call);
-        seat.lease_ms.is_some() && !self.groups.get(group).is_some_and(stands)
+        let is_open = |e: &Entry| e.calls.contains(&call);
+        seat.lease_ms.is_some() && !self.groups.get(group).is_some_and(is_open)
     }
 
     /// The connection of a member of a running group is dead.

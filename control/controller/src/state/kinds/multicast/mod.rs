@@ -1,4 +1,4 @@
-//! Multicast groups (Cepheus): one source, or one after the other, and many receivers. Members join by a call that stands until the group is
+//! Multicast groups (Cepheus): one source, or one after the other, and many receivers. Members join by a call that is open until the group is
 //! active, or, with a lease, as long as they are in.
 
 use std::sync::Arc;

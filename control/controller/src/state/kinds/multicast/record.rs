@@ -126,7 +126,7 @@ pub enum JoinedBy {
     /// Its connection was given when the group was created.
     #[default]
     Creation,
-    /// By the call of this number, which stands until the group is active. Numbers start from 1 at each start of the
+    /// By the call of this number, open until the group is active. Numbers start from 1 at each start of the
     /// controller; 0 is a call to an earlier controller.
     Call(u64),
 }

@@ -232,7 +232,7 @@ fn a_receiver_that_comes_again_is_not_put_out_for_its_earlier_call() {
     }
 }
 
-/// No call to another controller stands. A group that runs keeps its members, who call again.
+/// No call to another controller is open. A group that runs keeps its members, who call again.
 #[test]
 fn after_a_restart_calls_are_those_of_an_earlier_controller() {
     for phase in PHASES {

@@ -2,7 +2,6 @@
 
 use castnet_collective::PathId;
 use castnet_collective::path::Paths;
-use castnet_wire::icrc::Shift;
 use castnet_wire::{MacAddr, PortId};
 
 use super::data::{Rewrite, Run, RunCommon};
@@ -10,7 +9,7 @@ use crate::egress::Egress;
 use crate::group::headers::L3;
 use crate::group::multicast::context::Group;
 use crate::group::multicast::core::{Way, hops};
-use crate::group::multicast::replicate::{count_lost_copies, count_lost_copy};
+use crate::group::multicast::replicate::count_lost_copies;
 use crate::group::rewrite::PathDestination;
 use crate::observe::counters::Counters;
 use crate::observe::trace::Observer;
@@ -25,21 +24,14 @@ struct Leg {
     /// Destination and source.
     macs: (MacAddr, MacAddr),
     dest: PathDestination,
-    lost: Lost,
-}
-
-/// Who lacks a packet whose copy is lost.
-#[derive(Clone, Copy)]
-enum Lost {
-    Path(PathId),
-    /// All paths of an address of the core.
-    Core([u8; 4]),
+    /// Who lacks the packet if it is lost: the path or, with an address of a static core, all its paths.
+    path: PathId,
+    core: Option<[u8; 4]>,
 }
 
 /// The copies of a run. Those that are known last are sent at the end, because they get the frames themselves.
 struct Copies<'a> {
-    common: &'a RunCommon,
-    operator: Option<&'a Shift>,
+    common: RunCommon<'a>,
     /// If replicas share all bytes behind their headers: those to come.
     lends: Option<usize>,
     waiting: Option<Leg>,
@@ -59,22 +51,19 @@ impl Copies<'_> {
         let Some(leg) = self.waiting.replace(leg) else {
             return;
         };
-        let rewrite = Rewrite::new(self.common, &leg.dest, leg.macs);
         let copies = match &mut self.lends {
             Some(to_come) => {
                 *to_come = to_come.saturating_sub(1);
-                run.lend(cx, leg.port, &rewrite, *to_come)
+                let rewrite = Rewrite::<true>::new(&self.common, &leg.dest, leg.macs);
+                run.replicate(cx, leg.port, &rewrite, *to_come)
             }
             None => {
-                let change = self.common.icrc_change(self.operator, &rewrite);
-                run.replicate(cx, leg.port, (&rewrite, change))
+                let rewrite = Rewrite::<false>::new(&self.common, &leg.dest, leg.macs);
+                run.replicate(cx, leg.port, &rewrite, 0)
             }
         };
         for _ in copies..run.frames.len() as u64 {
-            match leg.lost {
-                Lost::Path(path) => count_lost_copy(group, counters, path),
-                Lost::Core(address) => count_lost_copies(group, counters, address),
-            }
+            count_lost_copies(group, counters, (leg.path, leg.core));
         }
         counters.sent(leg.port, copies, copies * u64::from(run.headers.length));
         self.sent += copies;
@@ -93,18 +82,9 @@ impl Copies<'_> {
     ) {
         let addresses = (group.hot.mcst_id.0, leg.dest.ip.into(), run.headers.sport());
         let packet_len = run.headers.length as usize - L3;
-        let mut any = false;
-        for hop in hops(routes, ports, addresses, packet_len) {
-            any = true;
-            let leg = Leg {
-                port: hop.port,
-                macs: (hop.mac, ports.mac(hop.port)),
-                ..leg
-            };
-            self.add(cx, counters, group, run, leg);
-        }
-        if !any {
-            self.add(cx, counters, group, run, leg);
+        for (port, mac) in hops(routes, ports, addresses, packet_len, leg.port) {
+            let macs = mac.map_or(leg.macs, |mac| (mac, ports.mac(port)));
+            self.add(cx, counters, group, run, Leg { port, macs, ..leg });
         }
     }
 
@@ -121,15 +101,12 @@ impl Copies<'_> {
             counters.totals.copies_lost += run.frames.drain(..).count() as u64;
             return self.sent;
         };
-        let rewrite = Rewrite::new(self.common, &last.dest, last.macs);
+        let (common, port) = (&self.common, last.port);
         match self.lends {
-            Some(_) => run.send_lent(cx, last.port, &rewrite),
-            None => {
-                let change = self.common.icrc_change(self.operator, &rewrite);
-                run.send(cx, last.port, (&rewrite, change));
-            }
+            Some(_) => run.send(cx, port, &Rewrite::<true>::new(common, &last.dest, last.macs)),
+            None => run.send(cx, port, &Rewrite::<false>::new(common, &last.dest, last.macs)),
         }
-        counters.sent(last.port, frames, frames * length);
+        counters.sent(port, frames, frames * length);
         self.sent + frames
     }
 }
@@ -141,7 +118,7 @@ impl Group {
         &mut self,
         output: &mut Output,
         cx: &mut Cx<'_, E, O>,
-        (common, run): (&RunCommon, &mut Run<E::Buf>),
+        run: &mut Run<E::Buf>,
         takes: Option<&Paths>,
     ) -> u64 {
         let Output {
@@ -161,8 +138,7 @@ impl Group {
         let lends = may_lend && cx.egress.lends(self.hot.ports, run.headers.length as usize);
         let takes = |path: PathId| path != source && takes.is_none_or(|takes| takes.contains(path));
         let mut copies = Copies {
-            common,
-            operator: shifts.find(common.payload),
+            common: RunCommon::new(self.hot.mcst_id.0, shifts, &run.headers),
             lends: lends.then_some(replicas),
             waiting: None,
             sent: 0,
@@ -186,7 +162,8 @@ impl Group {
                 port,
                 macs: (next_hops.get(dest.next_hop()), ports.mac(port)),
                 dest: *dest,
-                lost: Lost::Path(path),
+                path,
+                core: None,
             };
             let way = match uses_core {
                 true => self.cold.core.way(path, takes),
@@ -197,7 +174,7 @@ impl Group {
                 Way::Core(address) => {
                     let leg = Leg {
                         dest: leg.dest.with_ip(address),
-                        lost: Lost::Core(address),
+                        core: Some(address),
                         ..leg
                     };
                     copies.add_core(cx, (ports, routes), counters, self, run, leg);

@@ -12,18 +12,19 @@ use arrayvec::ArrayVec;
 use castnet_collective::PathId;
 use castnet_collective::path::Paths;
 use castnet_wire::ethernet::{MACS_LEN, SRC_AT};
-use castnet_wire::icrc::{self, HeaderDelta, Neutral, Shift};
+use castnet_wire::icrc::{self, Neutral, Shift};
 use castnet_wire::layout::{self, DEST_QP, DST, IPV4_CHECKSUM, SRC, UDP_CHECKSUM, in_frame};
-use castnet_wire::{BATCH, FrameBuf, MacAddr, Nanos, PortId, Qpn};
+use castnet_wire::{BATCH, FrameBuf, MacAddr, Nanos, PortId, ipv4};
 
 use crate::egress::Egress;
 use crate::group::headers::{Headers, L3, PLAIN};
 use crate::group::multicast::context::Group;
 use crate::group::multicast::frame as slow;
-use crate::group::rewrite::{PathDestination, address_sum};
+use crate::group::rewrite::{Change, Original, PathDestination};
 use crate::group::services::Services;
 use crate::group::verify;
 use crate::observe::trace::Observer;
+use crate::output::Shifts;
 use crate::output::acknowledge::LinkHeader;
 use crate::output::cx::Cx;
 
@@ -42,39 +43,23 @@ impl<B: FrameBuf> Run<B> {
         self.frames.push((frame, (headers.checksum(), icrc)));
     }
 
-    /// Sends a replica of each packet by `port`, with a private trailer. Returns how many there were buffers for.
+    /// Sends a replica of each packet by `port`. Returns how many there were buffers for. `to_come`: see [`Egress::lend`].
     #[inline(always)]
-    pub(super) fn replicate<E: Egress<Buf = B>, O: Observer>(
+    pub(super) fn replicate<E: Egress<Buf = B>, O: Observer, const LENT: bool>(
         &self,
         cx: &mut Cx<'_, E, O>,
         port: PortId,
-        (rewrite, change): (&Rewrite, u32),
+        rewrite: &Rewrite<LENT>,
+        to_come: usize,
     ) -> u64 {
         let mut copies = 0;
         for (frame, check) in &self.frames {
-            if let Some(mut copy) = cx.egress.replicate(port, frame, PLAIN) {
-                rewrite.write(*check, change, &mut copy);
-                cx.egress.send(port, copy);
-                copies += 1;
-            }
-        }
-        copies
-    }
-
-    /// The same with replicas that share all bytes behind their headers. `to_come`: see [`Egress::lend`].
-    #[inline(always)]
-    pub(super) fn lend<E: Egress<Buf = B>, O: Observer>(
-        &self,
-        cx: &mut Cx<'_, E, O>,
-        port: PortId,
-        rewrite: &Rewrite,
-        to_come: usize,
-    ) -> u64 {
-        let neutral = Neutral::of(rewrite.register);
-        let mut copies = 0;
-        for (frame, (checksum, _)) in &self.frames {
-            if let Some(mut copy) = cx.egress.lend(frame, to_come) {
-                rewrite.write_neutral(*checksum, neutral, &mut copy);
+            let copy = match LENT {
+                true => cx.egress.lend(frame, to_come),
+                false => cx.egress.replicate(port, frame, PLAIN),
+            };
+            if let Some(mut copy) = copy {
+                rewrite.write(*check, &mut copy);
                 cx.egress.send(port, copy);
                 copies += 1;
             }
@@ -84,116 +69,91 @@ impl<B: FrameBuf> Run<B> {
 
     /// Sends the packets themselves.
     #[inline(always)]
-    pub(super) fn send<E: Egress<Buf = B>, O: Observer>(
+    pub(super) fn send<E: Egress<Buf = B>, O: Observer, const LENT: bool>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
         port: PortId,
-        (rewrite, change): (&Rewrite, u32),
+        rewrite: &Rewrite<LENT>,
     ) {
         for (mut frame, check) in self.frames.drain(..) {
-            rewrite.write(check, change, &mut frame);
-            cx.egress.send(port, frame);
-        }
-    }
-
-    /// Sends the packets themselves, whose bytes behind the headers are lent.
-    #[inline(always)]
-    pub(super) fn send_lent<E: Egress<Buf = B>, O: Observer>(
-        &mut self,
-        cx: &mut Cx<'_, E, O>,
-        port: PortId,
-        rewrite: &Rewrite,
-    ) {
-        let neutral = Neutral::of(rewrite.register);
-        for (mut frame, (checksum, _)) in self.frames.drain(..) {
-            rewrite.write_neutral(checksum, neutral, &mut frame);
+            rewrite.write(check, &mut frame);
             cx.egress.send(port, frame);
         }
     }
 }
 
-pub(super) struct RunCommon {
-    mcst_id: Ipv4Addr,
-    src: Ipv4Addr,
-    qpn: Qpn,
-    from_source: HeaderDelta,
-    /// Term of the IPv4 checksum. The McstID moves from destination to source, so only the old source is subtracted.
-    sum: u32,
+/// What is equal for all paths of a run.
+pub(super) struct RunCommon<'a> {
+    original: Original,
     /// Bytes between the BTH and the ICRC.
-    pub(super) payload: usize,
+    payload: usize,
+    /// The ICRC operator for them, if it is cached.
+    operator: Option<&'a Shift>,
 }
 
-impl RunCommon {
+impl<'a> RunCommon<'a> {
     #[inline(always)]
-    fn new(mcst_id: Ipv4Addr, headers: &Headers) -> Self {
-        let src = headers.src();
+    pub(super) fn new(mcst_id: Ipv4Addr, shifts: &'a mut Shifts, headers: &Headers) -> Self {
+        let payload = headers.payload() as usize;
         Self {
-            mcst_id,
-            src,
-            qpn: headers.qpn(),
-            from_source: HeaderDelta::src(src, mcst_id),
-            sum: 2 * 0xFFFF - address_sum(src),
-            payload: headers.payload() as usize,
+            original: Original::new(mcst_id, (headers.src(), headers.dst()), headers.qpn()),
+            payload,
+            operator: shifts.find(payload),
         }
     }
 
-    /// The ICRC difference of replicas. `operator` is that for `payload`, if it is cached.
+    /// The difference (XOR) of the ICRC for a register at the end of the BTH.
     #[inline(always)]
-    pub(super) fn icrc_change(&self, operator: Option<&Shift>, rewrite: &Rewrite) -> u32 {
-        match operator {
-            Some(operator) => operator.apply(rewrite.register),
-            None => icrc::shift(rewrite.register, self.payload),
+    fn icrc_change(&self, register: u32) -> u32 {
+        match self.operator {
+            Some(operator) => operator.apply(register),
+            None => icrc::shift(register, self.payload),
         }
     }
 }
 
-/// What is written into the replicas for one path.
-pub(super) struct Rewrite {
+/// What is written into the replicas for one path. `LENT`: they share all bytes behind their headers.
+pub(super) struct Rewrite<const LENT: bool> {
     /// Addresses of the next hop and of the port.
     macs: [u8; MACS_LEN],
-    /// The McstID and the next hop, or the received ones towards an adjacent switch. Zeros if only Ethernet addresses are written.
+    /// Source and destination. Zeros if only Ethernet addresses are written.
     addresses: [u8; 8],
     qpn: [u8; 3],
     /// Added to the complement of the IPv4 checksum.
     sum: u32,
-    /// ICRC change, as a register at the end of the BTH.
-    register: u32,
+    /// The difference of the ICRC, if the trailer is private.
+    change: u32,
+    /// Keeps the ICRC, if the trailer is lent.
+    neutral: Neutral,
 }
 
-impl Rewrite {
+impl<const LENT: bool> Rewrite<LENT> {
     #[inline(always)]
-    pub(super) fn new(common: &RunCommon, dest: &PathDestination, (dst, src): (MacAddr, MacAddr)) -> Self {
-        let (ip, qpn) = (Ipv4Addr::from(dest.ip), Qpn::from_bytes(dest.qpn));
-        let to_qp = HeaderDelta::dest_qp(common.qpn, qpn);
-        let delta = common
-            .from_source
-            .and(HeaderDelta::dst(common.mcst_id, ip))
-            .and(to_qp);
-        let mut rewrite = Self {
-            macs: [0; MACS_LEN],
-            addresses: [0; 8],
-            qpn: dest.qpn,
-            sum: common.sum + address_sum(ip),
-            register: delta.at_bth(),
+    pub(super) fn new(
+        common: &RunCommon<'_>,
+        dest: &PathDestination,
+        (dst, src): (MacAddr, MacAddr),
+    ) -> Self {
+        let Change {
+            addresses,
+            sum,
+            delta,
+        } = common.original.change(dest).unwrap_or_default();
+        let register = delta.at_bth();
+        let (change, neutral) = match LENT {
+            true => (0, Neutral::of(register)),
+            false => (common.icrc_change(register), Neutral::default()),
         };
-        rewrite.macs[..SRC_AT].copy_from_slice(&dst.0);
-        rewrite.macs[SRC_AT..].copy_from_slice(&src.0);
-        rewrite.addresses[..4].copy_from_slice(&common.mcst_id.octets());
-        rewrite.addresses[4..].copy_from_slice(&dest.ip);
-        if !dest.is_addressed() {
-            rewrite.keep_addresses(common, qpn, to_qp);
-        }
-        rewrite
-    }
-
-    /// Towards an adjacent switch the addresses stay. If the QPN stays, too, only Ethernet addresses are written.
-    #[inline(always)]
-    fn keep_addresses(&mut self, common: &RunCommon, qpn: Qpn, to_qp: HeaderDelta) {
-        (self.sum, self.register) = (0, to_qp.at_bth());
-        self.addresses = [0; 8];
-        if qpn != common.qpn {
-            self.addresses[..4].copy_from_slice(&common.src.octets());
-            self.addresses[4..].copy_from_slice(&common.mcst_id.octets());
+        let mut macs = [0; MACS_LEN];
+        macs[..SRC_AT].copy_from_slice(&dst.0);
+        macs[SRC_AT..].copy_from_slice(&src.0);
+        Self {
+            macs,
+            addresses,
+            qpn: dest.qpn,
+            sum,
+            change,
+            neutral,
         }
     }
 
@@ -204,50 +164,35 @@ impl Rewrite {
         [a, b, c, d] != [0; 4]
     }
 
-    /// `sum` is added to the checksum, in addition to the constant of the path.
+    /// Rewrites a replica of a packet with this IPv4 checksum and ICRC.
     #[inline(always)]
-    fn write_headers(&self, head: &mut [u8; PLAIN], sum: u32) {
-        let sum = sum + self.sum;
-        let sum = (sum & 0xFFFF) + (sum >> 16);
-        let sum = !((sum & 0xFFFF) + (sum >> 16)) as u16;
-        head[in_frame(IPV4_CHECKSUM)].copy_from_slice(&sum.to_be_bytes());
-        head[in_frame(SRC.start..DST.end)].copy_from_slice(&self.addresses);
-        head[in_frame(UDP_CHECKSUM)].copy_from_slice(&[0; 2]);
-        head[in_frame(DEST_QP)].copy_from_slice(&self.qpn);
-    }
-
-    /// Rewrites a replica with a private trailer. `icrc` is that of the original, `change` its difference (XOR).
-    #[inline(always)]
-    pub(super) fn write(&self, (checksum, icrc): (u16, u32), change: u32, copy: &mut impl FrameBuf) {
+    fn write(&self, (checksum, icrc): (u16, u32), copy: &mut impl FrameBuf) {
         let Some(head) = copy.head_mut().first_chunk_mut::<PLAIN>() else {
             debug_assert!(false, "a replica has all headers");
             return;
         };
         head[..MACS_LEN].copy_from_slice(&self.macs);
-        if self.rewrites_packet() {
-            self.write_headers(head, u32::from(!checksum));
-            copy.set_trailer((icrc ^ change).to_le_bytes());
+        if !self.rewrites_packet() {
+            return;
         }
-    }
-
-    /// Rewrites a replica with a shared trailer.
-    #[inline(always)]
-    fn write_neutral(&self, checksum: u16, neutral: Neutral, copy: &mut impl FrameBuf) {
-        let Some(head) = copy.head_mut().first_chunk_mut::<PLAIN>() else {
-            debug_assert!(false, "a replica has all headers");
-            return;
-        };
-        head[..MACS_LEN].copy_from_slice(&self.macs);
-        if self.rewrites_packet() {
+        let mut sum = u32::from(!checksum) + self.sum;
+        if LENT {
             const IDENT: Range<usize> = in_frame(layout::IDENT);
             const SPORT: Range<usize> = in_frame(layout::SPORT);
-            let Neutral { ident, sport: [c, d] } = neutral;
+            let Neutral { ident, sport: [c, d] } = self.neutral;
             let before = u16::from_be_bytes([head[IDENT.start], head[IDENT.start + 1]]);
             let ident = before ^ u16::from_be_bytes(ident);
-            self.write_headers(head, u32::from(!checksum) + u32::from(!before) + u32::from(ident));
+            sum += u32::from(!before) + u32::from(ident);
             head[IDENT].copy_from_slice(&ident.to_be_bytes());
             head[SPORT.start] ^= c;
             head[SPORT.start + 1] ^= d;
+        }
+        head[in_frame(IPV4_CHECKSUM)].copy_from_slice(&(!ipv4::fold(sum)).to_be_bytes());
+        head[in_frame(SRC.start..DST.end)].copy_from_slice(&self.addresses);
+        head[in_frame(UDP_CHECKSUM)].copy_from_slice(&[0; 2]);
+        head[in_frame(DEST_QP)].copy_from_slice(&self.qpn);
+        if !LENT {
+            copy.set_trailer((icrc ^ self.change).to_le_bytes());
         }
     }
 }
@@ -305,10 +250,9 @@ impl Group {
             self.note_link(LinkHeader::plain(tos));
         }
         let takes = repairs.then(|| self.hot.machine.taking());
-        let common = RunCommon::new(self.hot.mcst_id.0, &run.headers);
         let (frames, length) = (run.frames.len() as u64, u64::from(run.headers.length));
         let output = &mut services.output;
-        let sent = self.send_run(output, cx, (&common, &mut run), takes.as_ref());
+        let sent = self.send_run(output, cx, &mut run, takes.as_ref());
         let hot = &mut self.hot.counters;
         hot.data_in += frames;
         hot.data_bytes_in += frames * length;

@@ -4,6 +4,8 @@ mod ack;
 mod copies;
 mod data;
 
+use core::net::Ipv4Addr;
+
 use castnet_wire::{DropReason, FrameBuf};
 
 use super::context::Group;
@@ -55,6 +57,32 @@ impl Group {
                     .map(|()| frames.next())
             };
             match taken {
+                Ok(frame) => next = frame,
+                Err(slow) => return Some(slow),
+            }
+        }
+        None
+    }
+
+    /// The same for data that a static core has brought to its `address`, by a port that leads there.
+    #[inline(never)]
+    pub(crate) fn fast_core_frames<E: Egress>(
+        &mut self,
+        services: &mut Services,
+        cx: &mut Cx<'_, E, Off>,
+        (slot, address): (u32, Ipv4Addr),
+        frames: &mut impl Iterator<Item = E::Buf>,
+    ) -> Option<E::Buf> {
+        let (port, repairs) = (self.hot.origin(cx.ingress, address), self.hot.machine.repairs());
+        let mut next = frames.next();
+        while let Some(frame) = next {
+            let headers = Headers::of(&frame);
+            let is_from_source = headers.dst() == address
+                && self.hot.sender(port, headers.src(), headers.qpn(), None) == Some(self.hot.source);
+            if !is_from_source {
+                return Some(frame);
+            }
+            match self.try_data(services, cx, (slot, repairs), (frame, &headers), frames) {
                 Ok(frame) => next = frame,
                 Err(slow) => return Some(slow),
             }
