@@ -56,7 +56,7 @@ pub enum Kind {
     SourceRequest,
     /// A member behind the receiver, a switch, is the source of the group from now on.
     SourceGrant,
-    /// The sender, a switch, lacks one packet of the group.
+    /// The sender lacks one packet of the group: a switch, or a host that keeps what it receives behind a gap.
     RepairRequest,
 }
 

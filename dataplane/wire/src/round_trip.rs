@@ -29,12 +29,17 @@ impl RoundTrip {
         (self.smoothed, self.variation) = (Nanos(smoothed), Nanos(variation));
     }
 
+    /// The time that an answer takes, and what it varies by; `None` before anything was measured.
+    pub fn estimate(&self) -> Option<Nanos> {
+        let longest = Nanos(self.smoothed.0.saturating_add(self.variation.0.saturating_mul(4)));
+        Some(longest).filter(|_| self.smoothed > Nanos::ZERO)
+    }
+
     /// The time after which an answer is overdue, doubled so many times; at most `most`.
     pub fn patience(&self, doublings: u8, most: Nanos) -> Nanos {
-        let once = match self.smoothed {
-            Nanos::ZERO => Self::UNKNOWN,
-            smoothed => Nanos(smoothed.0.saturating_add(self.variation.0.saturating_mul(4))).max(Self::LEAST),
-        };
+        let once = self
+            .estimate()
+            .map_or(Self::UNKNOWN, |longest| longest.max(Self::LEAST));
         let factor = 1_u64.checked_shl(doublings.into()).unwrap_or(u64::MAX);
         Nanos(once.0.saturating_mul(factor)).min(most)
     }
@@ -50,6 +55,7 @@ mod tests {
     fn an_answer_is_overdue_after_some_round_trips() {
         let mut round_trip = RoundTrip::default();
         assert_eq!(round_trip.patience(0, SECOND), RoundTrip::UNKNOWN);
+        assert_eq!(round_trip.estimate(), None);
         round_trip.measure(Nanos::from_micros(100));
         assert_eq!(round_trip.patience(0, SECOND), Nanos::from_micros(300));
         assert_eq!(round_trip.patience(3, SECOND), Nanos::from_micros(2_400));
@@ -68,6 +74,7 @@ mod tests {
     fn the_bounds_hold() {
         let mut round_trip = RoundTrip::default();
         (0..50).for_each(|_| round_trip.measure(Nanos(700)));
+        assert_eq!(round_trip.estimate(), Some(Nanos(700)));
         assert_eq!(round_trip.patience(0, SECOND), RoundTrip::LEAST);
         assert_eq!(round_trip.patience(1, SECOND), Nanos(2 * RoundTrip::LEAST.0));
         for doublings in [20, 63, 64, u8::MAX] {

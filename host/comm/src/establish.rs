@@ -645,13 +645,13 @@ impl QueuePairs {
     }
 }
 
-/// What a NAK asks for: a switch that repairs keeps what is behind a gap. In Mode-II the NAK names the oldest unacknowledged packet, and a request
-/// comes with it. Which mode the switch next to this rank has is not known where switches have modes of their own.
+/// What a NAK asks for: a switch that repairs keeps what is behind a gap, and sends a request with the NAK, which in Mode-II names the oldest
+/// unacknowledged packet. It takes requests, too. Which mode the switch next to this rank has is not known where switches have modes of their own.
 fn repeat(settings: &api::CollectiveSettings) -> Repeat {
     match (settings.mode(), settings.loss_policy()) {
         _ if !settings.modes.is_empty() => Repeat::All,
-        (api::CollectiveMode::Augmented, _) => Repeat::One,
-        (api::CollectiveMode::Translated, api::CollectiveLossPolicy::Repair) => Repeat::Requested,
+        (api::CollectiveMode::Augmented, _)
+        | (api::CollectiveMode::Translated, api::CollectiveLossPolicy::Repair) => Repeat::Requested,
         _ => Repeat::All,
     }
 }
@@ -674,7 +674,7 @@ mod tests {
         for (mode, loss, expected) in [
             (Translated, Repair, Repeat::Requested),
             (Translated, Reflect, Repeat::All),
-            (Augmented, Repair, Repeat::One),
+            (Augmented, Repair, Repeat::Requested),
             (Terminated, Repair, Repeat::All),
             (Unspecified, Repair, Repeat::All),
         ] {

@@ -76,8 +76,9 @@ pub enum Repeat {
     /// That packet: for groups whose switches keep what comes behind a gap. A receiver that keeps nothing sends NAKs of the next ones, too, and
     /// after three gets all that follow.
     One,
-    /// Nothing. The NAK says what is acknowledged, and a repair request that comes with it names the packet: for collectives of Mode-II, where
-    /// packets are acknowledged long after they were received.
+    /// Nothing. The NAK says what is acknowledged, and a repair request that comes with it names the packet: for collectives whose switches repair.
+    /// Those send single packets again on request, too: the QP keeps up to 255 packets behind a gap that it receives, and asks for each missing one
+    /// by a repair request, and by no NAK.
     Requested,
 }
 

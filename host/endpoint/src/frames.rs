@@ -54,7 +54,7 @@ impl Endpoint {
                 if marked {
                     self.handle_mark(now, qpn);
                 }
-                self.handle_request(qpn, &request);
+                self.handle_request(now, qpn, &request);
             }
             DecodedPacket::Acknowledge { psn, syndrome } => self.handle_response(now, qpn, psn, syndrome),
             DecodedPacket::RepairRequest { psn } => self.handle_repair_request(qpn, psn),
@@ -147,9 +147,28 @@ impl Endpoint {
         }
     }
 
-    fn handle_request(&mut self, qpn: Qpn, request: &Request<'_>) {
-        let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        let verdict = qp.responder.handle(request, &mut self.memory);
+    fn handle_request(&mut self, now: Nanos, qpn: Qpn, request: &Request<'_>) {
+        let mut has_next = self.handle_one(now, qpn, request);
+        // What was kept behind the gap that this packet has filled.
+        while has_next
+            && let Some(qp) = self.qps.get_mut(&qpn)
+            && let Some((kept, payload)) = qp.responder.kept.take_next()
+        {
+            let request = Request {
+                payload: &payload,
+                ..kept
+            };
+            has_next = self.handle_one(now, qpn, &request);
+        }
+    }
+
+    /// True if the packet that is expected next was kept.
+    fn handle_one(&mut self, now: Nanos, qpn: Qpn, request: &Request<'_>) -> bool {
+        let Some(qp) = self.qps.get_mut(&qpn) else {
+            return false;
+        };
+        let verdict = qp.responder.handle(now, request, &mut self.memory);
+        let has_next = qp.responder.kept.has_next();
         self.stats.responses_lost += core::mem::take(&mut qp.responder.answers_lost);
         match verdict {
             Verdict::Taken => self.stats.requests_in += 1,
@@ -158,12 +177,13 @@ impl Endpoint {
                 self.complete(received);
             }
             // The NAK is counted when it is sent.
-            Verdict::NotReady | Verdict::Gap => {}
+            Verdict::NotReady | Verdict::Gap | Verdict::Kept => {}
             Verdict::OutOfOrder => self.stats.discard(Discard::OutOfOrder),
             Verdict::Duplicate => self.stats.duplicates_in += 1,
             Verdict::DuplicateUnsupported => self.stats.discard(Discard::DuplicateUnsupported),
             Verdict::Refused(status) => self.fail(qpn, None, status),
         }
+        has_next
     }
 
     fn handle_response(&mut self, now: Nanos, qpn: Qpn, psn: Psn, syndrome: Syndrome) {
@@ -242,9 +262,13 @@ impl Endpoint {
     fn emit_answer(&mut self, qpn: Qpn, answer: Answer, out: &mut [u8]) -> Option<usize> {
         let (ethernet, network) = self.envelope(qpn)?;
         let qp = self.qps.get(&qpn)?;
+        let opcode = match answer.is_request {
+            true => Opcode::RepairRequest,
+            false => Opcode::Ack,
+        };
         let bth = Bth {
             pkey: self.config.pkey,
-            ..Bth::new(Opcode::Ack, qp.config.remote_qpn, answer.psn)
+            ..Bth::new(opcode, qp.config.remote_qpn, answer.psn)
         };
         let ext = ExtHeaders {
             aeth: Some(Aeth {
@@ -255,6 +279,7 @@ impl Endpoint {
         };
         let length = emit_roce(out, &ethernet, &network, qp.sport, &bth, &ext, &[]).ok()?;
         let counter = match answer.syndrome {
+            _ if answer.is_request => &mut self.stats.repair_requests_out,
             Syndrome::Ack => &mut self.stats.acks_out,
             Syndrome::RnrNak(_) => &mut self.stats.rnr_naks_out,
             Syndrome::Nak(NakCode::PsnSequenceError) => &mut self.stats.sequence_naks_out,

@@ -55,6 +55,7 @@ mod config;
 mod endpoint;
 mod error;
 mod frames;
+mod kept;
 mod lent;
 mod memory;
 mod pace;

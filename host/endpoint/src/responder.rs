@@ -1,9 +1,10 @@
 //! The responder of a QP: packet order, checks, placement of data and responses, as in rxe.
 
 use alloc::collections::VecDeque;
-use castnet_wire::{NakCode, Psn, Qpn, Reth, RnrTimer, Syndrome};
+use castnet_wire::{NakCode, Nanos, Psn, Qpn, Reth, RnrTimer, Syndrome};
 
-use crate::config::{EndpointConfig, QpConfig};
+use crate::config::{EndpointConfig, QpConfig, Repeat};
+use crate::kept::Kept;
 use crate::memory::{Memory, MemoryKey};
 use crate::packet::{Request, RequestKind};
 use crate::reaction::Notifier;
@@ -14,6 +15,8 @@ pub(crate) struct Answer {
     pub(crate) psn: Psn,
     pub(crate) msn: u32,
     pub(crate) syndrome: Syndrome,
+    /// A repair request of this PSN. It acknowledges nothing.
+    pub(crate) is_request: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +29,10 @@ pub(crate) enum Verdict {
     NotReady,
     /// The first packet after a gap. A NAK was queued.
     Gap,
-    /// A packet after a gap that was already NAKed.
+    /// A packet after a gap that was already NAKed, that is kept already or too far behind the gap to be kept.
     OutOfOrder,
+    /// Kept behind a gap. What is missing was asked for.
+    Kept,
     /// A duplicate. It is acknowledged again.
     Duplicate,
     /// A duplicate READ or atomic.
@@ -74,6 +79,9 @@ pub(crate) struct Responder {
     answers_max: usize,
     coalesces: bool,
     ack_before_nak: bool,
+    /// Packets behind a gap are kept, and what is missing is asked for by repair requests and no NAK.
+    keeps: bool,
+    pub(crate) kept: Kept,
     /// Because the queue was full.
     pub(crate) answers_lost: u64,
     pub(crate) notifier: Option<Notifier>,
@@ -94,6 +102,8 @@ impl Responder {
             answers_max: endpoint.responses_max.max(1),
             coalesces: endpoint.coalesce_acks,
             ack_before_nak: endpoint.ack_before_nak,
+            keeps: config.repeat == Repeat::Requested,
+            kept: Kept::default(),
             answers_lost: 0,
             notifier: config.cnp_interval.map(Notifier::new),
         }
@@ -104,11 +114,14 @@ impl Responder {
         self.pmtu = config.pmtu.bytes() as u32;
         self.rnr_timer = RnrTimer::new(config.min_rnr_timer);
         self.expected = config.rq_psn;
+        self.keeps = config.repeat == Repeat::Requested;
         self.notifier = config.cnp_interval.map(Notifier::new);
     }
 
     pub(crate) fn footprint(&self) -> usize {
-        self.queue.capacity() * size_of::<RecvWr>() + self.answers.capacity() * size_of::<Answer>()
+        self.queue.capacity() * size_of::<RecvWr>()
+            + self.answers.capacity() * size_of::<Answer>()
+            + self.kept.footprint()
     }
 
     /// True if an ACK, a NAK or a CNP must be sent.
@@ -117,18 +130,22 @@ impl Responder {
     }
 
     fn answer(&mut self, psn: Psn, syndrome: Syndrome) {
-        let answer = Answer {
+        self.queue_answer(Answer {
             psn,
             msn: self.msn,
             syndrome,
-        };
+            is_request: false,
+        });
+    }
+
+    fn queue_answer(&mut self, answer: Answer) {
         let has_capacity = self.answers.len() < self.answers_max;
         match self.answers.back_mut() {
             // A newer ACK includes an older one.
             Some(last)
                 if (self.coalesces || !has_capacity)
-                    && last.syndrome == Syndrome::Ack
-                    && syndrome == Syndrome::Ack =>
+                    && (last.syndrome, last.is_request) == (Syndrome::Ack, false)
+                    && (answer.syndrome, answer.is_request) == (Syndrome::Ack, false) =>
             {
                 *last = answer;
             }
@@ -143,9 +160,10 @@ impl Responder {
     }
 
     /// ICRC and addresses of the request are verified.
-    pub(crate) fn handle(&mut self, request: &Request<'_>, memory: &mut Memory) -> Verdict {
+    pub(crate) fn handle(&mut self, now: Nanos, request: &Request<'_>, memory: &mut Memory) -> Verdict {
         match request.psn.diff(self.expected) {
             0 => self.nak_sent = false,
+            ahead @ 1.. if self.keeps => return self.keep(now, request, ahead as usize),
             1.. if self.nak_sent => return Verdict::OutOfOrder,
             1.. => {
                 self.nak_sent = true;
@@ -165,6 +183,7 @@ impl Responder {
         match self.process_expected(request, memory) {
             Ok(received) => {
                 self.expected = self.expected.next();
+                self.kept.advance(now);
                 if request.is_last {
                     self.msn = (self.msn + 1) % Psn::MODULUS;
                 }
@@ -181,6 +200,22 @@ impl Responder {
                 self.answer(request.psn, Syndrome::Nak(code));
                 Verdict::Refused(status)
             }
+        }
+    }
+
+    fn keep(&mut self, now: Nanos, request: &Request<'_>, ahead: usize) -> Verdict {
+        let is_new = self.kept.insert(now, request, ahead);
+        while let Some(missing) = self.kept.next_to_ask(now) {
+            self.queue_answer(Answer {
+                psn: self.expected.add(missing as i32),
+                msn: 0,
+                syndrome: Syndrome::Ack,
+                is_request: true,
+            });
+        }
+        match is_new {
+            true => Verdict::Kept,
+            false => Verdict::OutOfOrder,
         }
     }
 

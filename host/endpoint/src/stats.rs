@@ -26,7 +26,7 @@ names! {
         BadPkey => "bad-pkey",
         /// The ICRC is wrong.
         BadIcrc => "bad-icrc",
-        /// A packet after a gap that was already NAKed.
+        /// A packet after a gap that was already NAKed; where packets are kept, one that is kept already or that is too far behind the gap.
         OutOfOrder => "out-of-order",
         /// A duplicate READ or atomic. None was ever accepted.
         DuplicateUnsupported => "duplicate-unsupported",
@@ -68,6 +68,8 @@ pub struct Stats {
     pub sequence_naks_out: u64,
     /// Requests of a switch for one packet.
     pub repair_requests_in: u64,
+    /// Requests to a switch for one packet.
+    pub repair_requests_out: u64,
     /// RNR NAKs that started a wait.
     pub rnr_naks_in: u64,
     /// RNR NAKs sent.

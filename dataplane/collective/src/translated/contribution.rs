@@ -14,7 +14,7 @@ use crate::prefetch::Prefetch;
 use castnet_wire::{Call, Control, DropReason, NakCode, Nanos, Primitive, Psn, Syndrome, Verdict};
 
 /// Most positions that one frame looks at in search of the end of a gap.
-const SEARCHED_MAX: u32 = 64;
+pub(super) const SEARCHED_MAX: u32 = 64;
 
 /// Contributions of one host, in order: see [`Translated::nexts`].
 #[derive(Debug)]
@@ -465,7 +465,8 @@ impl<const W: usize> Translated<W> {
         }
         let repairing = self.is_repairing();
         let receiving = &mut self.endpoint_mut(from).receiving;
-        receiving.seen = receiving.seen.max(g + 1);
+        let seen = receiving.seen;
+        receiving.seen = seen.max(g + 1);
         if g > receiving.expected {
             receiving.missing_to.0 = receiving.missing_to.0.min(g);
         }
@@ -499,11 +500,14 @@ impl<const W: usize> Translated<W> {
         let receiving = &self.endpoint(from).receiving;
         if receiving.expected < receiving.seen {
             self.gap(from);
+            if repairing && self.requests_from(from) {
+                self.request_behind(from, g, seen);
+            }
         }
     }
 
     /// Where the packets of `from` that have been received from `g` on end, and how many they are.
-    fn received_from(&self, from: EndpointId, mut g: u64) -> (u64, u64) {
+    pub(super) fn received_from(&self, from: EndpointId, mut g: u64) -> (u64, u64) {
         let mut count = 0;
         for call in self.calls.from(g) {
             while g < call.end() {
@@ -515,6 +519,17 @@ impl<const W: usize> Translated<W> {
             }
         }
         (g, count)
+    }
+
+    /// Something is missing before `g`, which has been received, up to `seen`.
+    fn request_behind(&mut self, from: EndpointId, g: u64, seen: u64) {
+        let receiving = &mut self.endpoint_mut(from).receiving;
+        // A host answers requests in their order: what it was asked for before this packet is lost again.
+        let is_lost_again = receiving.expected < g && g < seen && receiving.asked.0 > receiving.expected;
+        receiving.again |= is_lost_again;
+        if g > seen || is_lost_again {
+            self.request_due.insert(from);
+        }
     }
 
     fn gap(&mut self, from: EndpointId) {
@@ -569,6 +584,9 @@ impl<const W: usize> Translated<W> {
                 self.refused.remove(endpoint);
             }
             self.nak_due.insert(endpoint);
+            if !goes_back && self.requests_from(endpoint) {
+                self.request_due.insert(endpoint);
+            }
             self.endpoint_mut(endpoint).receiving.nak_sent = true;
         }
     }
@@ -618,6 +636,10 @@ impl<const W: usize> Translated<W> {
         if repairing && is_rank && nak_sent && g > expected && self.ends_gap(from, g) {
             // The host has gone back, but the missing packet was lost again.
             self.nak_due.insert(from);
+            if self.requests_from(from) {
+                self.endpoint_mut(from).receiving.again = true;
+                self.request_due.insert(from);
+            }
         }
         if self.is_augmented() {
             // It is acknowledged, and the switch repeats what became of it. A requester that repeats from its oldest packet on knows of none

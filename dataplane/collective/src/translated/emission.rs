@@ -182,7 +182,7 @@ impl<const W: usize> Translated<W> {
             let sending = &mut self.endpoint_mut(endpoint).sending;
             if sending.acked == g {
                 sending.refusal = None;
-                sending.probing |= repairing && is_rank;
+                sending.probing |= repairing && is_rank && !sending.keeps;
             }
         }
         let pipe = self.pipe_to(g, &mut to);

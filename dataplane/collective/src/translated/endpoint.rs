@@ -30,6 +30,8 @@ pub(super) struct Sending {
     pub(super) pacing: bool,
     /// The position from which on `pacing` may end.
     pub(super) paced_until: u64,
+    /// The host has asked for single packets: it keeps what it receives behind a gap, and has no use for what follows a lost packet.
+    pub(super) keeps: bool,
     /// A packet was acknowledged since the last tick, or sent when none was outstanding.
     pub(super) moved: bool,
     /// Of the packet at `acked`. Used only if NAKs are reflected.
@@ -71,6 +73,10 @@ pub(super) struct Receiving {
     pub(super) seen: u64,
     /// No packet from `expected` to before here has been received.
     pub(super) missing_to: Checked,
+    /// No position from `expected` to before here is still to be asked for by a request.
+    pub(super) asked: Checked,
+    /// The packet at `expected` is to be asked for once more.
+    pub(super) again: bool,
     /// End of the last collective whose control message came from this host. Its later PSNs cannot be mapped.
     pub(super) known: u64,
     /// The lowest position not acknowledged to it.
@@ -85,8 +91,8 @@ pub(super) struct Receiving {
     pub(super) moved: bool,
 }
 
-/// A position up to which something has been checked. It saves work, and decides at most which of several repeated packets brings a NAK. So it
-/// is neither compared nor hashed.
+/// A position up to which something has been checked. It saves work, and decides at most which of several repeated packets brings a NAK, or which
+/// packets a host that knows requests is asked for. So it is neither compared nor hashed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Checked(pub(super) u64);
 

@@ -1,6 +1,7 @@
 //! ReceiveAck and SendAck: feedback from the receivers of a packet, and feedback to its senders.
 
 use super::bridge::wire;
+use super::contribution::SEARCHED_MAX;
 use super::endpoint::Receiving;
 use super::machine::{Translated, emit};
 use super::{Effect, Effects, EndpointId, EndpointKind, EndpointSet};
@@ -127,6 +128,36 @@ impl<const W: usize> Translated<W> {
             self.refresh(from);
         } else {
             self.refused_by(from, syndrome);
+        }
+    }
+
+    /// A host that keeps what is behind a gap has no use for all that follow a lost packet: it gets that one alone.
+    pub(super) fn receive_request(&mut self, from: EndpointId, psn: Psn, out: &mut Effects<W>) {
+        let EndpointKind::Rank {
+            rq_psn,
+            is_host: true,
+            ..
+        } = self.kind(from)
+        else {
+            return;
+        };
+        let sending = &self.endpoint(from).sending;
+        let (acked, sent) = (sending.acked, sending.sent);
+        let Ok(ahead) = u64::try_from(psn.diff(wire(rq_psn, sending.acked_d))) else {
+            return;
+        };
+        let asked = self.calls.forward(from, Role::Receives, acked, ahead, sent);
+        let Some(g) = asked.filter(|g| *g < sent) else {
+            return emit(out, Effect::Drop(DropReason::AckAhead));
+        };
+        if !self.is_repairing() {
+            return;
+        }
+        let sending = &mut self.endpoint_mut(from).sending;
+        (sending.keeps, sending.probing, sending.pacing) = (true, false, false);
+        self.refresh(from);
+        if self.lacks(from, g) {
+            self.emit_again(g, only(from), true, out);
         }
     }
 
@@ -547,10 +578,49 @@ impl<const W: usize> Translated<W> {
                 self.acknowledge(to, syndrome, out);
             }
         }
-        if request {
-            let psn = self.wire_u(to, self.endpoint(to).receiving.expected_u);
+        if request && let Some(psn) = self.next_request(to) {
             emit(out, Effect::Request { to, psn });
         }
+    }
+
+    /// The next packet to ask a rank for, as `u`: the expected one, then each that is missing before the newest one, once.
+    fn next_request(&mut self, from: EndpointId) -> Option<Psn> {
+        let again = core::mem::take(&mut self.endpoint_mut(from).receiving.again);
+        let Receiving {
+            expected,
+            expected_u,
+            seen,
+            asked,
+            ..
+        } = self.endpoint(from).receiving;
+        let again = again && asked.0 > expected;
+        // What has no slot yet would be refused, and a rank may leave as many gaps as it likes.
+        let end = self
+            .window_for(from, expected)
+            .min(expected + u64::from(SEARCHED_MAX))
+            .min(seen);
+        let g = match again {
+            true => expected,
+            false => self.received_from(from, asked.0.max(expected)).0,
+        };
+        if g != expected && g >= end {
+            return None;
+        }
+        if expected < end {
+            let next = match again {
+                true => asked.0,
+                false => {
+                    let behind = self.calls.settle(from, Role::Sends, g + 1);
+                    self.received_from(from, behind).0
+                }
+            };
+            self.endpoint_mut(from).receiving.asked.0 = next;
+            if next < end {
+                self.request_due.insert(from);
+            }
+        }
+        let ahead = self.calls.count(from, Role::Sends, expected, g);
+        Some(self.wire_u(from, expected_u + ahead))
     }
 
     /// True if the NAK to an endpoint is for what was refused, and not for a gap.

@@ -194,6 +194,7 @@ impl<const W: usize> Translated<W> {
         let (Event::Data { from, .. }
         | Event::Control { from, .. }
         | Event::Feedback { from, .. }
+        | Event::Request { from, .. }
         | Event::Cnp { from }
         | Event::Marked { from }) = event;
         if from.index() >= self.endpoints.len() {
@@ -213,6 +214,7 @@ impl<const W: usize> Translated<W> {
                 ..
             } => self.on_control(now, from, psn, &control, ack_request, out),
             Event::Feedback { psn, syndrome, .. } => self.receive_ack(now, from, psn, syndrome, out),
+            Event::Request { psn, .. } => self.receive_request(from, psn, out),
             Event::Cnp { .. } => self.receive_cnp(now, from, out),
             Event::Marked { .. } => self.mark_seen(now, from, out),
         }
@@ -239,7 +241,7 @@ impl<const W: usize> Translated<W> {
 
     /// Writes pending effects: acknowledgements that did not fit before, and packets that waited for another one. Call it until it
     /// returns false. Clears `out`, and writes at most one effect, or two acknowledgements and a request to one endpoint. It writes none where it has
-    /// handed over a control message that is not sent yet.
+    /// handed over a control message that is not sent yet, or where a packet has come that was to be asked for.
     #[inline]
     pub fn poll_emit(&mut self, now: Nanos, out: &mut Effects<W>) -> bool {
         out.clear();

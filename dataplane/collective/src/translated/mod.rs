@@ -113,6 +113,13 @@ pub enum Event {
         /// ACK, NAK or RNR NAK.
         syndrome: Syndrome,
     },
+    /// A rank asks for one packet again. It keeps what it receives behind a gap, and acknowledges nothing by that.
+    Request {
+        /// The endpoint it came by.
+        from: EndpointId,
+        /// The packet, as `d`.
+        psn: Psn,
+    },
     /// A congestion notification packet: packets to the endpoint meet congestion.
     Cnp {
         /// The endpoint it came by.

@@ -143,7 +143,7 @@ impl<const W: usize> Translated<W> {
         self.endpoint_mut(from).receiving.nak_sent |= has_gap;
         self.nak_due.insert(from);
         if self.requests_from(from) {
-            self.request_due.insert(from);
+            self.request_all(from);
         }
     }
 
@@ -172,6 +172,12 @@ impl<const W: usize> Translated<W> {
     /// True if an endpoint is asked for single packets besides by NAKs, which name its oldest unacknowledged one. Hosts that know no such request
     /// ignore it. A switch of another mode goes back at a NAK.
     pub(super) fn requests_from(&self, endpoint: EndpointId) -> bool {
-        matches!(self.kind(endpoint), EndpointKind::Rank { is_host: true, .. }) && !self.is_augmented()
+        matches!(self.kind(endpoint), EndpointKind::Rank { is_host: true, .. })
+    }
+
+    /// Asks for the next packet of a rank, and for all that are missing behind it, also if it was asked for them.
+    pub(super) fn request_all(&mut self, from: EndpointId) {
+        self.endpoint_mut(from).receiving.asked.0 = 0;
+        self.request_due.insert(from);
     }
 }

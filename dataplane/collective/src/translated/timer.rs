@@ -102,8 +102,8 @@ impl<const W: usize> Translated<W> {
         self.repeat_oldest(endpoint, out);
     }
 
-    /// Retransmits to an endpoint: a host gets the oldest packet, and its answer shows how much it has received. A switch gets the oldest and the
-    /// newest, and then detects each gap between them.
+    /// Retransmits to an endpoint: a host gets the oldest packet, and its answer shows how much it has received. A switch, or a host that keeps what
+    /// is behind a gap, gets the oldest and the newest, and then detects each gap between them.
     pub(super) fn repeat_oldest(&mut self, endpoint: EndpointId, out: &mut Effects<W>) {
         let is_rank = self.is_rank(endpoint);
         let sending = &self.endpoint(endpoint).sending;
@@ -111,8 +111,9 @@ impl<const W: usize> Translated<W> {
         if !sending.is_outstanding() || (is_rank && (!self.is_repairing() || self.is_parent(endpoint))) {
             return;
         }
+        let keeps = !is_rank || sending.keeps;
         self.endpoint_mut(endpoint).sending.nak_served = false;
-        for g in [Some(oldest), (!is_rank && newest > oldest).then_some(newest)] {
+        for g in [Some(oldest), (keeps && newest > oldest).then_some(newest)] {
             if let Some(g) = g.filter(|&g| self.lacks(endpoint, g)) {
                 self.emit_again(g, EndpointSet::only(endpoint), true, out);
             }

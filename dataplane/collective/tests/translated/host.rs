@@ -1,8 +1,11 @@
 //! A host as Linux rxe behaves, and the library on it: go-back-N with 129 packets in flight, an ACK only where one is asked
-//! for, one NAK per gap, a requester that believes any ACK. As the software RNIC it repeats single packets, and probes, too.
+//! for, one NAK per gap, a requester that believes any ACK. As the software RNIC it repeats single packets, keeps what comes behind a gap and asks for
+//! what is missing, and probes, too.
 
+use crate::net::Frame;
 use crate::program::{Item, Payload};
 use castnet_wire::{NakCode, Nanos, Psn, RnrTimer, Syndrome};
+use std::collections::{BTreeMap, VecDeque};
 
 /// Most unacknowledged packets of rxe.
 const UNACKED_MAX: u64 = 129;
@@ -14,9 +17,7 @@ const ACK_EVERY: u32 = 66;
 pub(crate) enum Repeats {
     /// At a NAK, all that follow, as rxe does. It never asks by itself before its time-out.
     All,
-    /// At a NAK, one packet.
-    One,
-    /// At a request, one packet. A NAK only acknowledges.
+    /// At a request, one packet. A NAK only acknowledges. It asks for single packets, too.
     Requested,
 }
 
@@ -49,6 +50,9 @@ pub(crate) struct Host {
     pub(crate) into: Vec<Item>,
     /// Received packets, in order.
     pub(crate) received: Vec<Option<Payload>>,
+    /// Packets behind a gap, and up to where it has asked for what is missing.
+    kept: BTreeMap<u64, Frame>,
+    asked: u64,
     pub(crate) posted: u64,
     pub(crate) acked: u64,
     pub(crate) next: u64,
@@ -59,7 +63,7 @@ pub(crate) struct Host {
     retrying: bool,
     pub(crate) rnr_until: Option<Nanos>,
     /// To repeat alone.
-    again: Vec<u64>,
+    again: VecDeque<u64>,
     probe_at: Option<Nanos>,
     probes: u32,
     pub(crate) timeouts: u64,
@@ -85,6 +89,8 @@ impl Host {
             out,
             into,
             received: Vec::new(),
+            kept: BTreeMap::new(),
+            asked: 0,
             posted: 0,
             acked: 0,
             next: 0,
@@ -93,7 +99,7 @@ impl Host {
             timer: None,
             retrying: false,
             rnr_until: None,
-            again: Vec::new(),
+            again: VecDeque::new(),
             probe_at: None,
             probes: 0,
             timeouts: 0,
@@ -144,7 +150,7 @@ impl Host {
     /// The next packet to send, with its AckReq bit.
     pub(crate) fn transmit(&mut self, now: Nanos) -> Option<(Psn, Item, bool)> {
         let waits = self.rnr_until.is_some_and(|at| now < at);
-        if let Some(index) = self.again.pop().filter(|_| !self.dead && !waits)
+        if let Some(index) = self.again.pop_front().filter(|_| !self.dead && !waits)
             && index >= self.acked
         {
             self.repeated += 1;
@@ -206,7 +212,7 @@ impl Host {
             let wait = Nanos(OVERDUE.0 << self.probes.min(30));
             self.probe_at = (wait < self.config.timeout && self.acked < self.sent).then(|| now + wait);
             if self.next == self.sent && self.acked < self.sent {
-                self.again.push(self.acked);
+                self.again.push_back(self.acked);
             }
         }
     }
@@ -215,7 +221,7 @@ impl Host {
     pub(crate) fn on_repair_request(&mut self, psn: Psn) {
         let index = self.acked as i64 + i64::from(psn.diff(self.config.sq_psn.add(self.acked as i32)));
         if self.config.repeats != Repeats::All && (self.acked as i64..self.next as i64).contains(&index) {
-            self.again.push(index as u64);
+            self.again.push_back(index as u64);
         }
     }
 
@@ -242,9 +248,7 @@ impl Host {
             }
             Syndrome::Nak(NakCode::PsnSequenceError) => {
                 self.naks += 1;
-                if self.config.repeats == Repeats::One && ahead >= 0 && self.acked < self.next {
-                    self.again.push(self.acked);
-                } else if self.config.repeats == Repeats::All && ahead >= 0 && !self.retrying {
+                if self.config.repeats == Repeats::All && ahead >= 0 && !self.retrying {
                     self.retrying = true;
                     self.next = self.acked;
                 }
@@ -262,6 +266,28 @@ impl Host {
             self.probe_at = (self.acked < self.sent).then_some(now + OVERDUE);
         }
         before..self.acked
+    }
+
+    /// The software RNIC keeps a packet behind a gap, and asks for each missing one; if it has it already, for the first one again. `None`: it is
+    /// not such a packet, or such a host.
+    pub(crate) fn keep(&mut self, psn: Psn, frame: Frame) -> Option<Vec<Psn>> {
+        let (start, expected) = (self.config.rq_psn, self.received.len() as u64);
+        let ahead = psn.diff(start.add(expected as i32));
+        if self.config.repeats != Repeats::Requested || ahead <= 0 {
+            return None;
+        }
+        let index = expected + ahead as u64;
+        let missing = match self.kept.insert(index, frame) {
+            Some(_) => expected..expected + 1,
+            None => self.asked.max(expected)..index,
+        };
+        self.asked = self.asked.max(index + 1);
+        Some(missing.map(|index| start.add(index as i32)).collect())
+    }
+
+    /// The packet that is expected now, if it was kept.
+    pub(crate) fn take_kept(&mut self) -> Option<Frame> {
+        self.kept.remove(&(self.received.len() as u64))
     }
 
     /// A request packet. The answer, if there is one; the payload is taken if it is the one expected.

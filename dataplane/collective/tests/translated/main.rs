@@ -13,6 +13,7 @@ mod policies;
 mod program;
 mod properties;
 mod refusals;
+mod resend;
 mod rules;
 mod silence;
 mod single;

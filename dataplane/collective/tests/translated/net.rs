@@ -180,8 +180,7 @@ impl Net {
                 retries: setting.retries,
                 repeats: match (setting.mode, setting.loss) {
                     _ if !setting.soft => Repeats::All,
-                    (CollectiveMode::Augmented, _) => Repeats::One,
-                    (_, LossPolicy::Repair) => Repeats::Requested,
+                    (CollectiveMode::Augmented, _) | (_, LossPolicy::Repair) => Repeats::Requested,
                     _ => Repeats::All,
                 },
                 starts: setting.starts.get(&rank).copied().unwrap_or_default(),
@@ -371,6 +370,20 @@ impl Net {
 
     fn at_host(&mut self, host: usize, frame: Frame) {
         let now = self.now;
+        if let Frame::Data { psn, .. } | Frame::Control { psn, .. } = frame
+            && let Some(missing) = self.hosts[host].keep(psn, frame)
+        {
+            let (switch, endpoint) = self.at[host];
+            for psn in missing {
+                self.send(
+                    Node::Host(host),
+                    Node::Switch(switch),
+                    endpoint,
+                    Frame::Request { psn },
+                );
+            }
+            return;
+        }
         let answer = match frame {
             Frame::Ack { psn, syndrome, .. } => {
                 let news = self.hosts[host].on_feedback(now, psn, syndrome);
@@ -411,6 +424,9 @@ impl Net {
                 syndrome,
             };
             self.send(Node::Host(host), Node::Switch(switch), endpoint, frame);
+        }
+        if let Some(kept) = self.hosts[host].take_kept() {
+            return self.at_host(host, kept);
         }
         self.pump(host);
     }
@@ -469,7 +485,10 @@ impl Net {
                 msn,
                 syndrome,
             },
-            Frame::Request { .. } => panic!("only hosts get requests"),
+            Frame::Request { psn } => Event::Request {
+                from: endpoint(from),
+                psn,
+            },
         };
         let mut effects = Effects::new();
         handle(&mut self.switches[switch].machine, self.now, event, &mut effects);

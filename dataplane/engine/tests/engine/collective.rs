@@ -6,8 +6,8 @@ use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Engine, EventKind, FrameFilter, Refusal, TapId, Verdict as End_};
 use castnet_rules::{CollectiveMode, LossPolicy, StragglerPolicy, TranslatedRule};
 use castnet_wire::{
-    Call, CallFlags, Control, DataType, DropReason, Nanos, Opcode, Parsed, Primitive, Psn, Qpn, Syndrome,
-    Verdict, parse_frame,
+    Aeth, Call, CallFlags, Control, DataType, DropReason, Nanos, Opcode, Parsed, Primitive, Psn, Qpn,
+    Syndrome, Verdict, parse_frame,
 };
 use proptest::prelude::*;
 
@@ -537,6 +537,40 @@ fn congestion_is_told_to_those_who_can_do_something_about_it() {
         (1, 2, 2)
     );
     assert_conserved(&engine);
+}
+
+#[test]
+fn a_host_gets_the_result_for_which_it_asks_and_no_other() {
+    let jobs = [job(Primitive::AllReduce, DataType::I32, 0, 512, 2, 1)];
+    let mut engine = engine(2);
+    install_collective(&mut engine, &collective_star(2));
+    let ranks = [0, 1].map(|rank| Rank::new(rank, T0, &jobs));
+    let packets = ranks[0].packets.len();
+    for i in 0..packets {
+        for rank in &ranks {
+            feed(&mut engine, T0, rank.rank, &rank.frame(i));
+        }
+    }
+    let mut request = DataFrame::new(Opcode::RepairRequest, rq_psn(0).add(2).value(), &[]);
+    request.dst = GROUP.0;
+    request.ext.aeth = Some(Aeth {
+        syndrome: Syndrome::Ack,
+        msn: 0,
+    });
+    let sent = feed(&mut engine, T0, 0, &request.bytes());
+    let psns: Vec<_> = sent
+        .iter()
+        .map(|(port, frame)| (*port, roce(frame).bth.psn))
+        .collect();
+    assert_eq!(psns, [(0, rq_psn(0).add(2))]);
+    // Nothing that it has.
+    feed(
+        &mut engine,
+        T0,
+        0,
+        &ranks[0].ack(rq_psn(0).add(packets as i32 - 1), Syndrome::Ack),
+    );
+    assert_eq!(feed(&mut engine, T0, 0, &request.bytes()), []);
 }
 
 #[test]

@@ -61,6 +61,7 @@ fn a_collective_group_takes_sends_and_feedback_of_reliable_connections_alone() {
             let with_key = matches!(opcode, Opcode::SendLastInv | Opcode::SendOnlyInv);
             let takes = match info.transport {
                 Transport::Rc => matches!(info.kind, Kind::Send | Kind::Ack) && !with_key,
+                Transport::Castnet => opcode == Opcode::RepairRequest && mode != CollectiveMode::Terminated,
                 transport => transport == Transport::Cnp,
             };
             let before = drops(&engine, DropReason::NotMulticastable);

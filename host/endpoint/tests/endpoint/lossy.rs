@@ -394,7 +394,7 @@ fn faults() -> impl Strategy<Value = Faults> {
 
 fn scenario() -> impl Strategy<Value = Scenario> {
     let window = prop_oneof![Just(128u32), 1u32..8, 8u32..300];
-    let repeat = prop::sample::select(&[Repeat::All, Repeat::One][..]);
+    let repeat = prop::sample::select(&[Repeat::All, Repeat::One, Repeat::Requested][..]);
     let windows = (window, repeat, any::<bool>());
     let pmtu = prop::sample::select(&Pmtu::ALL[..]);
     (any::<u64>(), pmtu, windows, faults(), 1u32..4, any::<bool>()).prop_map(
@@ -448,7 +448,7 @@ fn without_faults_nothing_is_sent_twice() {
             seed,
             pmtu: Pmtu::B1024,
             window: 128,
-            repeat: [Repeat::All, Repeat::One][seed as usize % 2],
+            repeat: [Repeat::All, Repeat::One, Repeat::Requested][seed as usize % 3],
             probes: true,
             faults: none,
             retry_cnt: 7,

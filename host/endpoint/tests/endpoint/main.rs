@@ -4,6 +4,7 @@ mod common;
 mod congestion;
 mod edges;
 mod golden;
+mod kept;
 mod lent;
 mod lossy;
 mod pace;

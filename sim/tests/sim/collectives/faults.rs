@@ -95,8 +95,7 @@ impl Net {
         let qp = RankQp {
             repeat: match self.mode {
                 _ if !self.soft => Repeat::All,
-                CollectiveMode::Translated => Repeat::Requested,
-                CollectiveMode::Augmented => Repeat::One,
+                CollectiveMode::Translated | CollectiveMode::Augmented => Repeat::Requested,
                 CollectiveMode::Terminated => Repeat::All,
             },
             probes: self.soft,

@@ -185,8 +185,9 @@ impl Group {
                 // Drawn from what was drawn before, too.
                 repeat: match (mode, loss_policy) {
                     _ if drawn.is_multiple_of(2) => Repeat::All,
-                    (CollectiveMode::Augmented, _) => Repeat::One,
-                    (CollectiveMode::Translated, LossPolicy::Repair) => Repeat::Requested,
+                    (CollectiveMode::Augmented, _) | (CollectiveMode::Translated, LossPolicy::Repair) => {
+                        Repeat::Requested
+                    }
                     _ => Repeat::All,
                 },
                 probes: (drawn / 2).is_multiple_of(2),

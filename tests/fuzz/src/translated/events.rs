@@ -130,6 +130,7 @@ impl World {
                 },
             },
             12 => Event::Cnp { from },
+            13 => Event::Request { from, psn: psn(true) },
             _ => Event::Marked { from },
         }
     }

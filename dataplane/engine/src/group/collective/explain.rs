@@ -75,6 +75,7 @@ pub(super) fn decision<const W: usize>(
             control.sequence, control.rank, control.call
         ),
         Event::Feedback { psn, syndrome, .. } => format!("{syndrome} of PSN {psn}"),
+        Event::Request { psn, .. } => format!("request for PSN {psn}"),
         Event::Cnp { .. } => "congestion notification".into(),
         Event::Marked { .. } => "marked on its way: congestion".into(),
     };

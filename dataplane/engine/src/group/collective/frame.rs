@@ -96,7 +96,7 @@ where
             }
         };
         let mut congested =
-            header.tos & ECN == ECN && !matches!(event, Event::Feedback { .. } | Event::Cnp { .. });
+            header.tos & ECN == ECN && matches!(event, Event::Data { .. } | Event::Control { .. });
         self.congestion.marked += u64::from(congested);
         if let Event::Data { from, .. } = event
             && let Some(Some(bucket)) = self.meters.get_mut(from.index())
@@ -188,18 +188,19 @@ where
     }
 }
 
-/// The class of a frame of an endpoint, or why it is dropped. The whole ICRC is verified, because results get a new one (contract C3).
+/// The class of a frame of an endpoint, or why it is dropped. The whole ICRC is verified, because results get a new one (contract C3). `class` is what
+/// its opcode says.
 #[inline]
 pub(super) fn accept<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
     rule: &GroupRule,
     checksum: &Checksum,
     (from, src): (Option<EndpointId>, Ipv4Addr),
-    header: &RoceHeader,
+    (header, class): (&RoceHeader, Result<Class, Refusal>),
     frame: &E::Buf,
 ) -> Result<(EndpointId, Class), Refusal> {
     let from = from.ok_or(classify::NOT_MEMBER)?;
-    let class = classify::class(header)?;
+    let class = class?;
     if matches!(class, Class::Data) && header.bth.opcode.info().kind != Kind::Send {
         return Err((Stage::Classify, DropReason::NotMulticastable));
     }
@@ -254,7 +255,19 @@ fn admit<E: Egress, O: Observer, const W: usize>(
 ) -> Result<Event, Refusal> {
     let mac = address::source_mac(frame.head());
     let from = group.sender(cx.ingress, src, header.bth.dest_qp, mac);
-    let (from, class) = accept(cx, &group.rule, &group.checksum, (from, src), header, frame)?;
+    let is_request = header.bth.opcode == Opcode::RepairRequest;
+    let class = match header.aeth.filter(|_| is_request) {
+        Some(aeth) => Ok(Class::Feedback(aeth)),
+        None => classify::class(header),
+    };
+    let (from, class) = accept(
+        cx,
+        &group.rule,
+        &group.checksum,
+        (from, src),
+        (header, class),
+        frame,
+    )?;
     let link = LinkHeader::of(Some(frame), header);
     if let Some(connection) = group.connections.get_mut(from.index()) {
         if connection.link != link {
@@ -287,6 +300,7 @@ fn admit<E: Egress, O: Observer, const W: usize>(
             },
             ack_request,
         }),
+        Class::Feedback(_) if is_request => Ok(Event::Request { from, psn }),
         Class::Feedback(Aeth { syndrome, msn }) => Ok(Event::Feedback {
             from,
             psn,
@@ -301,6 +315,7 @@ pub(super) fn sender(event: &Event) -> EndpointId {
     let (Event::Data { from, .. }
     | Event::Control { from, .. }
     | Event::Feedback { from, .. }
+    | Event::Request { from, .. }
     | Event::Cnp { from }
     | Event::Marked { from }) = *event;
     from
@@ -322,7 +337,7 @@ fn count_arrival<const W: usize>(
     match event {
         Event::Data { .. } => count_data(group, from, effects, payload),
         Event::Cnp { .. } => group.congestion.cnps_in += 1,
-        Event::Marked { .. } => {}
+        Event::Request { .. } | Event::Marked { .. } => {}
         Event::Control { .. } => match effects.first() {
             Some(Effect::Merged) => {
                 all.controls_in += 1;

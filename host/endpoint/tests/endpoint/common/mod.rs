@@ -206,13 +206,16 @@ impl Packet {
 }
 
 /// Describes a frame: opcode, PSN, `A` for AckReq, `S` for solicited, RETH, immediate, payload bytes; or ACK, NAK, RNR
-/// with PSN and `#` MSN.
+/// with PSN and `#` MSN; or a repair request with its PSN.
 pub fn describe(frame: &[u8]) -> String {
     let Ok(Parsed::Roce(h)) = parse_frame(frame, frame.len()) else {
         panic!("no RoCE: {frame:?}")
     };
     assert!(castnet_wire::icrc::verify_bytes(frame, h.l3, h.frame_len), "ICRC");
     let psn = h.bth.psn.value();
+    if h.bth.opcode == Opcode::RepairRequest {
+        return format!("REQUEST {psn}");
+    }
     if let Some(Aeth { syndrome, msn }) = h.aeth {
         return match syndrome {
             Syndrome::Ack => format!("ACK {psn} #{msn}"),

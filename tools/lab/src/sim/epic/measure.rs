@@ -67,8 +67,8 @@ pub(crate) enum Method {
 /// What the queue pairs of ranks in the switch send again, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hosts {
-    /// As the software RNIC in a group of that mode: one packet for a request (Mode-II with repair) or a NAK (Mode-III), otherwise all that
-    /// follow. It probes where an answer is overdue.
+    /// As the software RNIC in a group of that mode: where the switch repairs (Mode-II with repair, Mode-III) one packet for a request, and it keeps
+    /// what it receives behind a gap; otherwise all that follow. It probes where an answer is overdue.
     Software,
     /// As RNICs: all packets from that of a NAK on, or from the oldest unacknowledged one after a time-out (go-back-N). No probes.
     GoBack,
@@ -307,8 +307,10 @@ fn join(
     let qp = RankQp {
         repeat: match (run.hosts, method) {
             (Hosts::GoBack, _) => Repeat::All,
-            (Hosts::Software, Method::Augmented | Method::Ahead { .. }) => Repeat::One,
-            (Hosts::Software, Method::Epic(LossPolicy::Repair)) => Repeat::Requested,
+            (
+                Hosts::Software,
+                Method::Epic(LossPolicy::Repair) | Method::Augmented | Method::Ahead { .. },
+            ) => Repeat::Requested,
             (Hosts::Software, _) => Repeat::All,
         },
         probes: run.hosts == Hosts::Software,

@@ -156,9 +156,10 @@ impl EpicCommand {
          extrapolated: the time of {} MiB, continued at the rate of its second half. Lossy runs are averaged over seeds {seeds}.\n\
          'castnet' counts as the paper does: in some tables until results have arrived, in others until everything is\n\
          acknowledged. 'calls return' is what a program measures. 'F.4 expects' is the row's value without loss times what the\n\
-         formula of appendix F.4 leaves of it. Ranks in rows 'selective' send single packets again, as the software RNIC does; those\n\
-         in rows 'go back' all that follow, as RNICs do; with 'probe' also their oldest one where an answer is overdue. Counts, from\n\
-         'lost' on, are means of the runs. The other rows, except 'ratio', use the method that the paper seems to use.",
+         formula of appendix F.4 leaves of it. Ranks in rows 'selective' send single packets again, and keep what follows a lost one,\n\
+         as the software RNIC does; those in rows 'go back' send all that follow, as RNICs do; with 'probe' also their oldest one where\n\
+         an answer is overdue. Counts, from 'lost' on, are means of the runs. The other rows, except 'ratio', use the method that the\n\
+         paper seems to use.",
             setting.window,
             setting.message_packets,
             f64::from(1u32 << setting.timeout) * 4.096,

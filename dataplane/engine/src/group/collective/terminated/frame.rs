@@ -14,7 +14,7 @@ use castnet_wire::{
 use super::{TerminatedContext, qpn};
 use crate::address;
 use crate::egress::Egress;
-use crate::group::classify::Class;
+use crate::group::classify::{self, Class};
 use crate::group::collective::context::CollectiveGroupStatus;
 use crate::group::collective::feedback;
 use crate::group::collective::frame::{self, accept};
@@ -66,7 +66,15 @@ impl Kind for Box<TerminatedContext> {
         let mac = address::source_mac(frame.head());
         let from = self.senders.find(cx.ingress, src, header.bth.dest_qp, mac);
         let from = from.and_then(EndpointId::new);
-        let (from, class) = match accept(cx, &self.rule, &self.checksum, (from, src), header, &frame) {
+        let class = classify::class(header);
+        let (from, class) = match accept(
+            cx,
+            &self.rule,
+            &self.checksum,
+            (from, src),
+            (header, class),
+            &frame,
+        ) {
             Ok(accepted) => accepted,
             Err(refusal) => {
                 self.counters.dropped += 1;
