@@ -30,7 +30,7 @@ proptest! {
         case in case(with_ticks(false)), (slots, selective) in (slots(), any::<bool>()), not_ready in not_ready(),
     ) {
         let tree = case.tree(slots).with_selective_source(selective);
-        case.is_delivered(tree, not_ready)?;
+        case.delivers(tree, not_ready)?;
     }
 
     #[test]
@@ -38,7 +38,7 @@ proptest! {
         case in case(with_ticks(true)), (slots, selective) in (slots(), any::<bool>()),
     ) {
         let tree = case.tree(slots).with_selective_source(selective);
-        case.is_delivered(tree, Vec::new())?;
+        case.delivers(tree, Vec::new())?;
     }
 }
 

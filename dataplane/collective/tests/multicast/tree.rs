@@ -59,7 +59,7 @@ impl Case {
     }
 
     /// All of `tree` get everything, with few time-outs.
-    pub(crate) fn is_delivered(self, tree: Tree, not_ready: Vec<(usize, i64)>) -> Result<(), TestCaseError> {
+    pub(crate) fn delivers(self, tree: Tree, not_ready: Vec<(usize, i64)>) -> Result<(), TestCaseError> {
         let tree = run(tree, not_ready, self.chances)?;
         prop_assert!(
             tree.receivers
@@ -90,13 +90,13 @@ proptest! {
     #[test]
     fn m1_m2_m3_hold_and_all_is_delivered(case in case(chance(false)), not_ready in not_ready()) {
         let tree = case.tree(0);
-        case.is_delivered(tree, not_ready)?;
+        case.delivers(tree, not_ready)?;
     }
 
     #[test]
     fn switches_may_restart_in_mid_stream(case in case(chance(true))) {
         let tree = case.tree(0);
-        case.is_delivered(tree, Vec::new())?;
+        case.delivers(tree, Vec::new())?;
     }
 
     /// A receiver ends its connection with a NAK, which may be lost or repeated: the source gets no such NAK and no ACK of what the receiver
