@@ -17,7 +17,7 @@ use castnet_rnic::stream::{
     self, Flow, OpenStream, RemoteRing, SenderConfig, SenderLane, StreamError, StreamHeader, StreamReceiver,
     StreamSender, StreamSummary, Transfer,
 };
-use castnet_rnic::{MemoryRegion, QpRemote, Rnic};
+use castnet_rnic::{MemoryRegion, QpRemote, Rnic, RnicError};
 use castnet_wire::{Psn, Qpn, RateLimit};
 use crossbeam::channel::Receiver as Results;
 
@@ -44,6 +44,9 @@ const QUIET: Duration = Duration::from_secs(3);
 
 /// Longest sleep of a receiver that has everything. A frame wakes it, such as one that the source repeats.
 const FINISHED_SLEEP_MAX: Duration = Duration::from_millis(50);
+
+/// How long a connection waits for the next hop's Ethernet address before it looks whether it is interrupted.
+const CONNECT_SLICE: Duration = Duration::from_millis(100);
 
 /// The sending side of a group.
 #[derive(Debug)]
@@ -173,12 +176,27 @@ impl<T> Member<'_, T> {
             rate_limit: group.rate_limit.map(RateLimit::for_sender),
             ..QpRemote::new(group.mcst_ids[lane], group.virtual_qpn)
         };
-        let (qpn, timeout) = (self.qpns[lane], config.connect_timeout);
-        let connected = self.host.rnic.connect_qp(qpn, &remote, timeout);
-        connected.map_err(|error| MemberError::Connect {
-            lane: (self.qpns.len() > 1).then_some(lane),
-            error,
-        })
+        let (qpn, begin) = (self.qpns[lane], Instant::now());
+        loop {
+            let left = config.connect_timeout.saturating_sub(begin.elapsed());
+            let connected = self.host.rnic.connect_qp(qpn, &remote, left.min(CONNECT_SLICE));
+            return match connected {
+                Ok(()) => Ok(()),
+                Err(RnicError::Unreachable { .. }) if config.is_interrupted() => {
+                    Err(MemberError::Interrupted)
+                }
+                Err(RnicError::Unreachable { .. }) if left > CONNECT_SLICE => continue,
+                Err(mut error) => {
+                    if let RnicError::Unreachable { waited, .. } = &mut error {
+                        *waited = begin.elapsed();
+                    }
+                    Err(MemberError::Connect {
+                        lane: (self.qpns.len() > 1).then_some(lane),
+                        error,
+                    })
+                }
+            };
+        }
     }
 
     /// Destroys the QPs, and gives back all memory but that of the caller.

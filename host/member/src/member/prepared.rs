@@ -161,8 +161,8 @@ impl<'r, T> Prepared<'r, T> {
                 return Ok(member);
             };
             if let Some(lease) = member.lease.as_ref().filter(|lease| lease.has_ended()) {
-                let any_source = has_any_source(&lease.state());
-                let call = member.host.start(|controller| controller.missed(any_source));
+                let all_send = has_any_source(&lease.state());
+                let call = member.host.start(|controller| controller.missed(all_send));
                 let missed = call.map(|call| member.host.await_call(call));
                 if let Some(Ok(Some(missed))) = missed {
                     member.release()?;
