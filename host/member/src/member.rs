@@ -329,7 +329,8 @@ impl<T> Member<'_, T> {
 
     fn leave_group(&mut self, diverts: Option<String>) -> Result<Option<api::Diversion>, MemberError> {
         self.end_passing();
-        let mut polled = match self.has_all {
+        // Who goes on from host to host is the source, also if it has received a stream before.
+        let mut polled = match self.has_all && diverts.is_none() {
             true => self.await_source_left(),
             false => Ok(()),
         };
