@@ -294,6 +294,10 @@ impl Lab {
         command
             .arg("controller")
             .args(["--listen", &self.socket("controller")]);
+        // A busy machine takes long to start a switch again.
+        let config = self.folder.path().join("controller.toml");
+        std::fs::write(&config, "[timeouts]\nhost_ms = 60000\n")?;
+        command.arg("--config").arg(config);
         command
             .arg("--store")
             .arg(self.folder.path().join("controller.redb"));
