@@ -28,6 +28,18 @@ pub struct Core {
     terms: Terms,
 }
 
+/// The owner of what is to be removed, and the one that was meant, if they differ. Without an owner a controller means itself, an operator
+/// anybody.
+pub(super) fn of_others(
+    of: &str,
+    owner: Option<&str>,
+    caller: Option<&ControllerTerm>,
+) -> Option<(String, String)> {
+    let meant = owner.or(caller.map(|term| &*term.owner));
+    let not = meant.filter(|meant| *meant != of)?;
+    Some((of.to_owned(), not.to_owned()))
+}
+
 impl Core {
     /// Fails if the controller that calls has been replaced.
     pub fn check(&mut self, caller: Option<&ControllerTerm>) -> Result<(), Refusal> {
@@ -104,9 +116,7 @@ impl Core {
         }
         let of = self.routes.get(&prefix).map_or(NOBODY, String::as_str);
         let owner = owner.filter(|owner| caller.is_none() || *owner != NOBODY);
-        let owner = owner.or(caller.map(|term| &*term.owner));
-        if let Some(not) = owner.filter(|owner| *owner != of) {
-            let (of, not) = (of.to_owned(), not.to_owned());
+        if let Some((of, not)) = of_others(of, owner, caller) {
             return Err(Refusal::RouteOfOthers { prefix, of, not });
         }
         let removed = pipeline.remove_route(prefix)?;

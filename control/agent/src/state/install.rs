@@ -7,7 +7,7 @@ use castnet_rules::{GroupKind, GroupRule};
 use castnet_wire::McstId;
 use castnet_worker::{Installed, Stopped};
 
-use crate::state::core::Core;
+use crate::state::core::{Core, of_others};
 use crate::state::pipeline::{Installer, Pipeline};
 use crate::state::refusal::{Fields, NOBODY, Refusal};
 
@@ -90,10 +90,7 @@ impl Core {
         let Some((name, runs)) = running else {
             return Ok(false);
         };
-        let of = self.owner_of(mcst_id);
-        let owner = owner.or(caller.map(|term| &*term.owner));
-        if let Some(not) = owner.filter(|owner| *owner != of) {
-            let (of, not) = (of.to_owned(), not.to_owned());
+        if let Some((of, not)) = of_others(self.owner_of(mcst_id), owner, caller) {
             return Err(Refusal::OfOthers { name, of, not });
         }
         if let Some(given) = generation.filter(|given| *given != runs) {
