@@ -653,7 +653,7 @@ fn an_update_goes_on_when_the_next_one_could_not_be_stored() {
     }
 }
 
-/// Whoever ends the group does not wait for a switch that is to have changed rules.
+/// The end of a group does not wait for a switch that is to get changed rules.
 #[test]
 fn a_group_whose_rules_change_ends_at_once() {
     let mut world = running();
